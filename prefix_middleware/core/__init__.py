@@ -1,0 +1,15 @@
+"""The decision, without I/O: request bytes in, a worker and the facts to share out.
+
+    canonical.py 1   request JSON -> CanonicalPrompt | Skip, in the bytes of writer.py
+    blocks.py    2   canonical bytes -> cumulative block hashes
+    index.py     3   block hash -> workers
+    workers.py   4   what is known of each worker: readiness, loads, epoch
+    situation.py 5   what a policy sees of the fleet: rendezvous.py names two candidates, index.py the holders
+    choose.py    5   a Situation -> Decision with a reason
+    router.py    6   match, choose, reserve (reservation.py), record as one call; start, finish, merge
+    updates.py       the facts that gateways share
+
+1. Nothing here awaits, logs, reads a clock, draws a random number or opens anything: time and randomness are arguments.
+2. Every change of state is one synchronous call.
+3. The core returns what should happen; the edges make it happen.
+"""

@@ -1,0 +1,221 @@
+"""1. Request JSON to the canonical prompt: bytes that are equal exactly when the engine's prompt is (form: writer.py).
+
+1. Order: template arguments, tools, messages in order; `system` and `instructions` first where the API keeps them apart.
+2. What vLLM ignores is left out and what it keeps is kept as sent (vLLM 0.32, `parse_chat_messages_async`).
+3. Nothing raises: what cannot be read, or says nothing about the prompt, is a `Skip`.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final, Literal
+
+from prefix_middleware.core.writer import (
+    BILLING_HEADER,
+    VALUE,
+    Unreadable,
+    Writer,
+    decode,
+    dict_of,
+    list_of,
+    text_of,
+)
+
+Api = Literal["chat", "completions", "responses", "messages"]
+SkipReason = Literal[
+    "path", "unparsable", "too_large", "encoded", "stateful", "batch", "truncated", "off", "error"
+]
+
+ARGUMENTS: Final = ("add_special_tokens", "chat_template", "documents", "mm_processor_kwargs")
+TAIL_SWITCHES: Final = frozenset(
+    ("add_generation_prompt", "enable_thinking", "reasoning_effort", "thinking", "thinking_budget")
+)
+"""Template switches that most templates use at the very end of the prompt."""
+
+_SUFFIXES: Final[Mapping[str, Api]] = {
+    "/chat/completions": "chat",
+    "/completions": "completions",
+    "/responses": "responses",
+    "/messages": "messages",
+}
+_OUTPUT_LIMITS: Final = ("max_completion_tokens", "max_tokens", "max_output_tokens")
+
+
+@dataclass(frozen=True, slots=True)
+class Skip:
+    """The request passes unrouted, for this reason."""
+
+    reason: SkipReason
+
+
+@dataclass(frozen=True, slots=True)
+class CanonicalPrompt:
+    """A prompt as bytes that only grow when the conversation grows."""
+
+    data: bytes
+    model: str = ""  # "" is the worker's base model
+    salt: str = ""
+    media_ends: tuple[int, ...] = ()  # offset in data behind each image, audio or file part
+    reply_offset: int | None = None  # where the last reply starts: the previous prompt ended there
+    reads_cache: bool = True  # False: the engine computes all of it, and stores it
+    output_tokens: int = 0  # the most the client asks for, 0 when it does not say
+
+
+class _Unroutable(Exception):
+    def __init__(self, reason: SkipReason) -> None:
+        self.reason = reason
+
+
+def api_of(path: str) -> Api | None:
+    """Return the API whose path ends `path` at a segment edge, None for any other path."""
+    for suffix, api in _SUFFIXES.items():
+        if path.endswith(suffix):
+            return api
+    return None
+
+
+def canonical_prompt(api: Api, body: bytes, front_fields: Iterable[str] = ()) -> CanonicalPrompt | Skip:
+    """Read one request body; `front_fields` names switches that this fleet's templates print at the front."""
+    try:
+        request = dict_of(decode(body))
+        if request.get("truncate_prompt_tokens") is not None:
+            return Skip("truncated")
+        return _prompt(api, request, frozenset(front_fields))
+    except _Unroutable as unroutable:
+        return Skip(unroutable.reason)
+    except (ValueError, RecursionError):
+        return Skip("unparsable")
+
+
+def _prompt(api: Api, request: dict[str, Any], front: frozenset[str]) -> CanonicalPrompt:
+    writer = Writer()
+    if api != "completions":
+        _arguments(writer, request, front)
+        for tool in list_of(request.get("tools")):
+            writer.tool(tool)
+    _PROMPTS[api](writer, request)
+    if not writer.chunks:
+        raise Unreadable
+    offsets = writer.offsets() if writer.media or writer.reply is not None else []
+    logprobs = request.get("prompt_logprobs")
+    return CanonicalPrompt(
+        data=b"".join(writer.chunks),
+        model=text_of(request.get("model")),
+        salt=text_of(request.get("cache_salt")),
+        media_ends=tuple(offsets[count] for count in writer.media),
+        reply_offset=None if writer.reply is None else offsets[writer.reply],
+        reads_cache=(logprobs is None or logprobs is False) and not request.get("echo"),
+        output_tokens=max(
+            (v for name in _OUTPUT_LIMITS if isinstance(v := request.get(name), int)), default=0
+        ),
+    )
+
+
+def _arguments(writer: Writer, request: dict[str, Any], front: frozenset[str]) -> None:
+    kwargs = dict_of(request.get("chat_template_kwargs") or {})
+    values = {name: value for name, value in kwargs.items() if name not in TAIL_SWITCHES or name in front}
+    values |= {name: request[name] for name in (*ARGUMENTS, *front) if name in request}
+    for name in sorted(values):  # a template reads them by name
+        if values[name] is not None:
+            writer.argument(name, values[name])
+
+
+def _completion(writer: Writer, request: dict[str, Any]) -> None:
+    prompt = request.get("prompt")
+    if isinstance(prompt, list) and prompt and isinstance(prompt[0], str | list):
+        if len(prompt) > 1:
+            raise _Unroutable("batch")
+        prompt = prompt[0]
+    if isinstance(prompt, str):
+        writer.text(prompt)
+        return
+    if not prompt:
+        raise Unreadable
+    try:
+        writer.write(VALUE, b"".join(token.to_bytes(4, "little") for token in list_of(prompt)))
+    except (AttributeError, OverflowError, TypeError):
+        raise Unreadable from None
+
+
+def _chat(writer: Writer, request: dict[str, Any]) -> None:
+    for item in list_of(request.get("messages")):
+        message = dict_of(item)
+        writer.message(message.get("role"), message.get("name"))
+        writer.think(message.get("reasoning") or message.get("reasoning_content"))
+        writer.content(message.get("content"))
+        calls = [dict_of(call).get("function") for call in list_of(message.get("tool_calls"))]
+        for call in [*calls, message.get("function_call")]:
+            if isinstance(call, dict):
+                writer.call(call.get("name"), call.get("arguments"))
+
+
+def _messages(writer: Writer, request: dict[str, Any]) -> None:
+    system = request.get("system")
+    if isinstance(system, list):  # vLLM drops the billing block and joins the others without a separator
+        texts = [text_of(dict_of(block).get("text")) for block in system]
+        system = "".join(text for text in texts if not text.startswith(BILLING_HEADER))
+    if system:
+        writer.message("system")
+        writer.content(text_of(system))
+    for item in list_of(request.get("messages")):
+        message = dict_of(item)
+        content = message.get("content")
+        _turn(writer, message.get("role"), content if isinstance(content, list) else [text_of(content)])
+
+
+def _turn(writer: Writer, role: object, blocks: list[Any]) -> None:
+    """Write the blocks; vLLM renders each tool result as a message of its own."""
+    rest: list[Any] = []
+    for block in blocks:
+        if isinstance(block, dict) and block.get("type") == "tool_result":
+            writer.message("tool")
+            writer.content(block.get("content"))
+        else:
+            rest.append(block)
+    if rest or not blocks:
+        writer.message(role)
+        writer.content(rest)
+
+
+def _responses(writer: Writer, request: dict[str, Any]) -> None:
+    if request.get("previous_response_id") is not None or request.get("conversation") is not None:
+        raise _Unroutable("stateful")
+    if request.get("instructions"):
+        writer.message("system")
+        writer.content(request["instructions"])
+    given = request.get("input")
+    if isinstance(given, str):
+        given = [{"role": "user", "content": given}]
+    for item in list_of(given):
+        _response_item(writer, dict_of(item))
+
+
+def _response_item(writer: Writer, item: dict[str, Any]) -> None:
+    match item.get("type") or "message":
+        case "message":
+            writer.message(item.get("role"))
+            writer.content(item.get("content"))
+        case "function_call":
+            writer.message("assistant")
+            writer.call(item.get("name"), item.get("arguments"))
+        case "function_call_output":
+            writer.message("tool")
+            writer.content(item.get("output"))
+        case "reasoning":
+            writer.message("assistant")
+            for part in list_of(item.get("content") or item.get("summary")):
+                writer.think(dict_of(part).get("text"))
+        case "item_reference":
+            raise _Unroutable("stateful")
+        case kind:
+            writer.message(kind)
+            writer.other(
+                {k: v for k, v in item.items() if k not in ("id", "status", "type") and v is not None}
+            )
+
+
+_PROMPTS: Final[Mapping[Api, Callable[[Writer, dict[str, Any]], None]]] = {
+    "chat": _chat,
+    "completions": _completion,
+    "responses": _responses,
+    "messages": _messages,
+}

@@ -1,0 +1,214 @@
+"""5. Candidates, matches and loads to a Decision with a reason. A preference, never a queue.
+
+Policies are pure functions of one `Situation`. They look at the two candidates that the prompt's rendezvous hash names, at one
+random candidate and at those with the longest match, never at the whole fleet, unless all of it is full.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import reduce
+from typing import Final, Literal
+
+from prefix_middleware.core.workers import Load
+
+Reason = Literal["hit", "busy", "miss", "only", "none"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Figures:
+    """The policies' constants, in prompt tokens unless the name says otherwise; simulated on 20 workloads."""
+
+    follow_weight: float = 2.0  # flat from 1.5 to 3; 1 copies hot prefixes everywhere
+    continue_weight: float = 3.0  # for a prompt that continues an earlier one: its whole history would move
+    in_flight_tokens: int = 1000
+    over_full_tokens: int = 4000  # each in-flight request above max_in_flight, instead of the figure above
+    max_in_flight: int = 256  # vLLM's own limit on most GPUs (--max-num-seqs)
+    decode_share: float = 0.03  # of the prompt tokens in flight
+    fill_tokens: int = 60_000  # weight of a full KV cache against an empty one
+    near_tokens: int = 8_000  # loads closer than this are compared with fill
+    third_weight: float = 2.0  # times the prompt: how much lighter a random third must be
+    slack_steps: tuple[int, ...] = (
+        1_000,
+        4_000,
+        8_000,
+        32_000,
+    )  # `requests`: one more in-flight from each on
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """One worker that could serve the prompt."""
+
+    worker: str
+    load: Load
+    matched_blocks: int = 0
+    matched_tokens: int = 0
+    continues: bool = False  # it holds the whole prompt that this one continues
+
+
+@dataclass(frozen=True, slots=True)
+class Situation:
+    """What a policy may look at."""
+
+    prompt_tokens: int
+    pair: Sequence[
+        Candidate
+    ]  # first two candidates by the rendezvous hash of the whole prompt; one if there is one
+    third: Candidate  # any, at random
+    best: Sequence[Candidate]  # all with the longest match; empty when nobody holds a block
+    min_in_flight: int  # of the freest candidate
+    everyone: Callable[[], Sequence[Candidate]]  # all candidates; costs one look at each
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """A policy's answer: the worker, the base it was compared with, and by which inequality."""
+
+    chosen: Candidate
+    base: Candidate
+    best: Candidate | None  # the one whose match was considered
+    allowance: float  # how much heavier than base the best might have been, in tokens
+    slack: int  # the same in requests
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decision:
+    """Which worker a prompt should go to, why, and every figure of the log line."""
+
+    reason: Reason
+    worker: str | None = None  # None: nobody ready can serve it and nginx decides
+    previous: str | None = None  # `busy`: who keeps the longest match
+    matched_blocks: int = 0  # on the worker; on `previous` where there is one
+    blocks: int = 0
+    matched_tokens: int = 0  # on the worker
+    tokens: int = 0
+    slots: int = 0  # in-flight of the worker
+    min_slots: int = 0  # in-flight of the freest candidate
+    slack: int = 0  # how many more in-flight than that the best match might have carried
+    load: float = 0.0  # tokens
+    base_load: float = 0.0  # tokens
+    allowance: float = 0.0  # tokens
+    model: str = ""
+    policy: str = "tokens"
+
+
+Policy = Callable[[Situation, Figures], Choice]
+
+
+def load_tokens(load: Load, figures: Figures) -> float:
+    """Return L: a worker's load in tokens of prefill."""
+    over = max(0, load.in_flight - figures.max_in_flight)
+    requests = figures.in_flight_tokens * (load.in_flight - over) + figures.over_full_tokens * over
+    return load.backlog_tokens + requests + figures.decode_share * load.prompt_tokens
+
+
+def _heavier(a: Candidate, b: Candidate, figures: Figures) -> float:
+    """Return by how many tokens a is heavier than b; fill counts only between loads that are near."""
+    difference = load_tokens(a.load, figures) - load_tokens(b.load, figures)
+    if abs(difference) < figures.near_tokens:
+        difference += figures.fill_tokens * (a.load.fill - b.load.fill)
+    return difference
+
+
+def _lightest(candidates: Sequence[Candidate], figures: Figures) -> Candidate:
+    """Return the lightest; of equals the first."""
+    return reduce(lambda a, b: b if _heavier(a, b, figures) > 0 else a, candidates)
+
+
+def tokens(situation: Situation, figures: Figures) -> Choice:
+    """Follow the longest match unless it is heavier than the base by more than a multiple of the tokens it saves."""
+    base = _lightest(situation.pair, figures)
+    if _heavier(base, situation.third, figures) > figures.third_weight * situation.prompt_tokens:
+        base = situation.third
+    if not situation.best:
+        return Choice(base, base, None, 0.0, 0)
+    continuing = [candidate for candidate in situation.best if candidate.continues]
+    best = _lightest(continuing or situation.best, figures)
+    saved = best.matched_tokens - base.matched_tokens
+    if best.continues:  # fill spreads new conversations; it must not pull a running one off its worker
+        allowance = figures.continue_weight * saved
+        heavier = load_tokens(best.load, figures) - load_tokens(base.load, figures)
+    else:
+        allowance = figures.follow_weight * saved
+        heavier = _heavier(best, base, figures)
+    chosen = best if heavier <= allowance else base
+    return Choice(chosen, base, best, allowance, int(allowance / figures.in_flight_tokens))
+
+
+def requests(situation: Situation, figures: Figures) -> Choice:
+    """Follow the longest match while its in-flight is at most the freest worker's plus a slack by prompt size."""
+    base = min(situation.pair, key=lambda candidate: candidate.load.in_flight)
+    slack = sum(situation.prompt_tokens >= step for step in figures.slack_steps)
+    if not situation.best:
+        return Choice(base, base, None, 0.0, slack)
+    best = min(situation.best, key=lambda candidate: candidate.load.in_flight)
+    follows = best.load.in_flight <= situation.min_in_flight + slack
+    return Choice(best if follows else base, base, best, 0.0, slack)
+
+
+POLICIES: Final[dict[str, Policy]] = {"tokens": tokens, "requests": requests}
+
+
+def choose(situation: Situation, policy: str, figures: Figures) -> Choice:
+    """Apply a policy; when every candidate is full, take the lightest of all instead."""
+    choice = POLICIES[policy](situation, figures)
+    if situation.min_in_flight < figures.max_in_flight:
+        return choice
+    lightest = _lightest(situation.everyone(), figures)
+    return Choice(lightest, choice.base, choice.best or choice.chosen, choice.allowance, choice.slack)
+
+
+def decision(
+    situation: Situation,
+    choice: Choice,
+    *,
+    alone: bool,
+    blocks: int,
+    model: str,
+    policy: str,
+    figures: Figures,
+) -> Decision:
+    """Put a choice into words: the reason, and the figures behind it."""
+    chosen, best = choice.chosen, choice.best
+    taken_over = best is not None and best.worker != chosen.worker
+    reason: Reason
+    if alone:
+        reason = "only"
+    elif taken_over:
+        reason = "busy"
+    else:
+        reason = "hit" if chosen.matched_blocks else "miss"
+    previous = best if reason == "busy" else None
+    return Decision(
+        reason=reason,
+        worker=chosen.worker,
+        previous=previous.worker if previous else None,
+        matched_blocks=(previous or chosen).matched_blocks,
+        blocks=blocks,
+        matched_tokens=chosen.matched_tokens,
+        tokens=situation.prompt_tokens,
+        slots=chosen.load.in_flight,
+        min_slots=situation.min_in_flight,
+        slack=choice.slack,
+        load=load_tokens(chosen.load, figures),
+        base_load=load_tokens(choice.base.load, figures),
+        allowance=choice.allowance,
+        model=model,
+        policy=policy,
+    )
+
+
+def line(decision: Decision) -> str:
+    """Return the log line of a decision."""
+    d = decision
+    if d.worker is None:
+        return f"[PREFIX] none: no ready worker for {d.model} (~{d.tokens} tokens)"
+    kept = f"{d.matched_blocks}/{d.blocks} blocks"
+    verb = {
+        "hit": f"keeps {kept}",
+        "only": f"keeps {kept}",
+        "miss": f"starts {kept}",
+        "busy": f"takes over from {d.previous}, which keeps {kept}",
+    }[d.reason]
+    figures = f"slots={d.slots} min={d.min_slots} slack={d.slack}, ~{d.tokens} tokens"
+    return f"[PREFIX] {d.reason}: {d.worker} {verb} ({figures})"

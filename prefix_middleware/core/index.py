@@ -1,0 +1,174 @@
+"""3. Block hash -> the workers that hold it.
+
+1. A record covers a prompt from block 0 and touches its deepest block first, so ancestors are always fresher: eviction and
+   expiry take tails before heads (as vLLM does), and whoever validly holds a block holds every block before it.
+2. Bounded on insert: the block touched longest ago goes first. Provisional records live in an overlay with bounds of its own.
+3. A stamp (worker, epoch, time) is shared by the blocks of one record; an epoch that is no longer current is worth nothing.
+"""
+
+from bisect import bisect_left
+from collections import OrderedDict
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+PROVISIONAL_RECORDS: Final = 4096
+PROVISIONAL_SECONDS: Final = 120.0
+
+RecordName = tuple[str, int]
+"""A record's origin and its number there."""
+
+
+class Stamp:
+    """Who recorded a block last, in which epoch and when; shared by all blocks of one record."""
+
+    __slots__ = ("epoch", "time", "worker")
+
+    def __init__(self, worker: str, epoch: float, time: float) -> None:
+        self.worker = worker
+        self.epoch = epoch
+        self.time = time
+
+
+@dataclass(frozen=True, slots=True)
+class _Provisional:
+    hashes: Sequence[bytes]
+    holder: tuple[str, float]  # worker, epoch
+    time: float
+
+
+class PrefixIndex:
+    """Remembers which worker holds which prefix, for at most `bound` (block, worker) pairs and `ttl_seconds`."""
+
+    def __init__(self, bound: int, ttl_seconds: float) -> None:
+        self._bound = bound
+        self._ttl = ttl_seconds
+        self._epochs: dict[str, float] = {}
+        self._blocks: OrderedDict[bytes, Stamp | dict[str, Stamp]] = (
+            OrderedDict()
+        )  # least recently touched first
+        self._pairs = 0
+        self._records: OrderedDict[RecordName, _Provisional] = OrderedDict()  # oldest first
+        self._overlay: dict[bytes, dict[tuple[str, float], int]] = {}  # holder -> provisional records
+
+    def __len__(self) -> int:
+        """Return the number of confirmed (block, worker) pairs, stale ones included; never above the bound."""
+        return self._pairs
+
+    @property
+    def provisional(self) -> int:
+        """Number of provisional records."""
+        return len(self._records)
+
+    def set_epoch(self, worker: str, epoch: float) -> None:
+        """Count only what is recorded under this epoch of the worker, at O(1) cost."""
+        self._epochs[worker] = epoch
+
+    def record(self, hashes: Sequence[bytes], worker: str, epoch: float, now: float) -> None:
+        """Note that the worker holds these blocks, first block first, as of `now`."""
+        stamp = Stamp(worker, epoch, now)
+        oldest = now - self._ttl
+        blocks = self._blocks
+        for block in reversed(hashes):
+            entry = blocks.get(block)
+            if entry is None:
+                blocks[block] = stamp
+                self._pairs += 1
+                continue
+            if type(entry) is Stamp and entry.worker == worker and entry.time <= now:
+                blocks[block] = stamp
+            else:
+                self._share(block, entry, stamp, oldest)
+            blocks.move_to_end(block)
+        while self._pairs > self._bound:
+            _, gone = blocks.popitem(last=False)
+            self._pairs -= len(gone) if isinstance(gone, dict) else 1
+
+    def _share(self, block: bytes, entry: Stamp | dict[str, Stamp], stamp: Stamp, oldest: float) -> None:
+        held = entry if isinstance(entry, dict) else {entry.worker: entry}
+        before = len(held)
+        known = held.get(stamp.worker)
+        if known is not None and known.time > stamp.time and self._valid(known, oldest):
+            return  # a mirrored record may be older than what is known
+        held[stamp.worker] = stamp
+        if len(held) > before:  # only a growing entry is worth a look for stale holders
+            held = {w: s for w, s in held.items() if s is stamp or self._valid(s, oldest)}
+        self._blocks[block] = held if len(held) > 1 else stamp
+        self._pairs += len(held) - before
+
+    def propose(
+        self, name: RecordName, hashes: Sequence[bytes], worker: str, epoch: float, now: float
+    ) -> None:
+        """Note a choice whose answer has not started; `match` reads it until it is withdrawn or expires."""
+        self.withdraw(name)
+        self._expire(now)
+        while len(self._records) >= PROVISIONAL_RECORDS:
+            self.withdraw(next(iter(self._records)))
+        record = _Provisional(hashes, (worker, epoch), now)
+        self._records[name] = record
+        for block in hashes:
+            holders = self._overlay.setdefault(block, {})
+            holders[record.holder] = holders.get(record.holder, 0) + 1
+
+    def withdraw(self, name: RecordName) -> None:
+        """Forget a provisional record, and only it; unknown names are ignored."""
+        record = self._records.pop(name, None)
+        if record is None:
+            return
+        for block in record.hashes:
+            holders = self._overlay[block]
+            holders[record.holder] -= 1
+            if not holders[record.holder]:
+                del holders[record.holder]
+                if not holders:
+                    del self._overlay[block]
+
+    def _expire(self, now: float) -> None:
+        while self._records:
+            name, record = next(iter(self._records.items()))
+            if now - record.time <= PROVISIONAL_SECONDS:
+                return
+            self.withdraw(name)
+
+    def holders(self, block: bytes, now: float) -> list[str]:
+        """Return the workers that hold the block, in no order; each also holds every block before it."""
+        oldest = now - self._ttl
+        entry = self._blocks.get(block)
+        found: list[str] = []
+        if isinstance(entry, dict):
+            found = [worker for worker, stamp in entry.items() if self._valid(stamp, oldest)]
+        elif entry is not None and self._valid(entry, oldest):
+            found = [entry.worker]
+        for worker, epoch in self._overlay.get(block, ()):
+            if worker not in found and self._epochs.get(worker) == epoch:
+                found.append(worker)
+        return found
+
+    def holds(self, block: bytes, worker: str, now: float) -> bool:
+        """Tell whether this worker holds the block."""
+        entry = self._blocks.get(block)
+        stamp = entry.get(worker) if isinstance(entry, dict) else entry
+        if stamp is not None and stamp.worker == worker and self._valid(stamp, now - self._ttl):
+            return True
+        overlay = self._overlay.get(block)
+        return overlay is not None and (worker, self._epochs.get(worker)) in overlay
+
+    def match(self, hashes: Sequence[bytes], worker: str, now: float) -> int:
+        """Return how many blocks, from the first and without a gap, the worker holds."""
+        self._expire(now)
+        return bisect_left(hashes, True, key=lambda block: not self.holds(block, worker, now))
+
+    def best(self, hashes: Sequence[bytes], among: Collection[str], now: float) -> tuple[int, list[str]]:
+        """Return the longest match that any of `among` has, in blocks, and all of them that have it."""
+        self._expire(now)
+
+        def missing(block: bytes) -> bool:
+            return not any(worker in among for worker in self.holders(block, now))
+
+        blocks = bisect_left(hashes, True, key=missing)
+        if not blocks:
+            return 0, []
+        return blocks, [worker for worker in self.holders(hashes[blocks - 1], now) if worker in among]
+
+    def _valid(self, stamp: Stamp, oldest: float) -> bool:
+        return stamp.time >= oldest and self._epochs.get(stamp.worker) == stamp.epoch

@@ -1,0 +1,286 @@
+"""6. Match, choose, reserve and record as one call; then start, finish, and what other gateways say.
+
+1. Every public method takes the one lock, changes everything it changes, and returns: callers may be threads.
+2. What others should know goes to the outbox; whoever owns the router drains it. No call site publishes.
+3. A reservation counts once in and once out, whatever happens to the request.
+"""
+
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from typing import Final
+
+from prefix_middleware.core.blocks import HashedPrompt
+from prefix_middleware.core.choose import Choice, Decision, Figures, choose, decision
+from prefix_middleware.core.index import PrefixIndex
+from prefix_middleware.core.rendezvous import Rendezvous
+from prefix_middleware.core.reservation import Reservation, recorded_blocks
+from prefix_middleware.core.situation import look_at
+from prefix_middleware.core.updates import (
+    Confirmed,
+    Gauge,
+    Notice,
+    Provisional,
+    Suspect,
+    Update,
+    Withdrawn,
+)
+from prefix_middleware.core.workers import Fleet, Worker, WorkerState
+
+OUTBOX_UPDATES: Final = 8192
+PROVISIONAL_DELAY_SECONDS: Final = 0.05  # most answers start or fail before others need to know
+_OWN: Final = ""  # origin of this process's own records in its own index
+_FRESH_POLLS: Final = 2
+
+
+class Router:
+    """The whole state of one gateway process; `now` is a monotonic clock in seconds."""
+
+    def __init__(
+        self,
+        workers: Iterable[Worker],
+        *,
+        policy: str,
+        figures: Figures,
+        index_blocks: int,
+        ttl_seconds: float,
+    ) -> None:
+        self.fleet = Fleet(workers)
+        self.index = PrefixIndex(index_blocks, ttl_seconds)
+        self.on_update: Callable[[], None] = lambda: None  # called when there is something to drain
+        self.dropped_updates = 0
+        self._policy, self._figures = policy, figures
+        self._lock = threading.Lock()
+        self._outbox: deque[Update] = deque()
+        self._unpublished: deque[tuple[float, Reservation]] = deque()
+        self._numbers = 0
+        self._rendezvous = Rendezvous(self.fleet.states)
+        self._older: dict[str, int] = {}  # polls in a row that showed an epoch before the current one
+        for state in self.fleet.states.values():
+            self.index.set_epoch(state.id, state.epoch)
+
+    def route(self, prompt: HashedPrompt, now: float, random: float) -> Reservation | Decision:
+        """Choose a worker, count the request in and note the prompt there; a bare Decision means nobody is ready.
+
+        `random` is uniform in [0, 1).
+        """
+        with self._lock:
+            needed = prompt.tokens + prompt.output_tokens
+            candidates = self.fleet.candidates(prompt.model, needed, now)
+            if not candidates:
+                return Decision(reason="none", tokens=prompt.tokens, model=prompt.model, policy=self._policy)
+            situation = look_at(prompt, candidates, self.fleet, self.index, self._rendezvous, now, random)
+            choice = choose(situation, self._policy, self._figures)
+            decided = decision(
+                situation,
+                choice,
+                alone=len(candidates) == 1,
+                blocks=len(prompt.hashes),
+                model=prompt.model,
+                policy=self._policy,
+                figures=self._figures,
+            )
+            return self._reserve(prompt, choice, decided, now)
+
+    def _reserve(self, prompt: HashedPrompt, choice: Choice, decided: Decision, now: float) -> Reservation:
+        chosen = choice.chosen
+        state = self.fleet.states[chosen.worker]
+        uncached = max(1, prompt.tokens - chosen.matched_tokens)
+        self._numbers += 1
+        reservation = Reservation(
+            self._numbers,
+            state.id,
+            state.epoch,
+            state.generation,
+            prompt,
+            chosen.matched_tokens,
+            uncached,
+            decided,
+        )
+        self.fleet.reserve(state, uncached, prompt.tokens)
+        if state.failures:
+            state.trial = now >= state.excluded_until > 0.0
+        name = (_OWN, reservation.number)
+        self.index.propose(name, reservation.blocks, state.id, state.epoch, now)
+        self._unpublished.append((now + PROVISIONAL_DELAY_SECONDS, reservation))
+        return reservation
+
+    def start(self, reservation: Reservation, now: float) -> None:
+        """The answer has begun: its prompt is computed and held. Only the first call counts."""
+        with self._lock:
+            if reservation.finished or not reservation.waiting:
+                return
+            reservation.waiting = False
+            state = self.fleet.states[reservation.worker]
+            if reservation.generation == state.generation:
+                state.backlog_tokens -= reservation.uncached_tokens
+            self.index.withdraw((_OWN, reservation.number))
+            if reservation.epoch != state.epoch and reservation.generation != state.generation:
+                return  # the worker has restarted since
+            self.index.record(reservation.blocks, state.id, state.epoch, now)
+            self.fleet.give(state, reservation.prompt.tokens, now, now)
+            self._publish(reservation.record(Confirmed, state.epoch))
+
+    def finish(self, reservation: Reservation) -> None:
+        """The request is over: count it out, and withdraw a record that never started. Only the first call counts."""
+        with self._lock:
+            if reservation.finished:
+                return
+            reservation.finished = True
+            state = self.fleet.states[reservation.worker]
+            self._release(state, reservation)
+            if not reservation.answered:
+                state.trial = False
+
+    def _release(self, state: WorkerState, reservation: Reservation) -> None:
+        if reservation.generation == state.generation:
+            state.in_flight -= 1
+            state.prompt_tokens -= reservation.prompt.tokens
+            if reservation.waiting:
+                state.backlog_tokens -= reservation.uncached_tokens
+        if reservation.waiting:
+            self.index.withdraw((_OWN, reservation.number))
+            if reservation.published:
+                self._publish(Withdrawn(reservation.number))
+
+    def move(self, reservation: Reservation, served: str, now: float) -> None:
+        """Another worker than the chosen one has served it: load and record follow. Unknown names are ignored."""
+        with self._lock:
+            state = self.fleet.states.get(served)
+            if (
+                state is None
+                or served == reservation.worker
+                or reservation.finished
+                or not reservation.waiting
+            ):
+                return
+            chosen = self.fleet.states[reservation.worker]
+            self._release(chosen, reservation)
+            self._failed(chosen, now)  # nginx leaves a named worker only when that one fails
+            reservation.answered = False
+            self._numbers += 1
+            prompt = reservation.prompt
+            reservation.number, reservation.worker, reservation.published = self._numbers, served, False
+            reservation.epoch, reservation.generation = state.epoch, state.generation
+            reservation.matched_tokens = prompt.matched_tokens[self.index.match(prompt.hashes, served, now)]
+            reservation.uncached_tokens = max(1, prompt.tokens - reservation.matched_tokens)
+            self.fleet.reserve(state, reservation.uncached_tokens, prompt.tokens)
+            name = (_OWN, reservation.number)
+            self.index.propose(name, reservation.blocks, served, state.epoch, now)
+
+    def outcome(self, reservation: Reservation, status: int | None, now: float) -> None:
+        """Count what came back from its worker, once per request: an HTTP status, or None for a lost connection."""
+        with self._lock:
+            if reservation.answered:
+                return
+            state = self.fleet.states[reservation.worker]
+            reservation.answered = True
+            if status == 503:
+                self.fleet.busy(state, now)
+            elif status is None or status >= 500:
+                self._failed(state, now)
+            elif 200 <= status < 300 and self.fleet.answered(state):
+                self._publish(Suspect(state.id, state.epoch, 0.0))
+
+    def _failed(self, state: WorkerState, now: float) -> None:
+        seconds = self.fleet.failed(state, now)
+        if seconds:
+            self._publish(Suspect(state.id, state.epoch, seconds))
+
+    def set_ready(self, worker: str, ready: bool, now: float) -> bool:
+        """Note a worker's health; return whether that is news."""
+        with self._lock:
+            state = self.fleet.states[worker]
+            changed = state.ready != ready
+            self.fleet.set_ready(state, ready, now)
+            return changed
+
+    def set_models(self, worker: str, models: frozenset[str] | None, max_tokens: int | None) -> None:
+        """Note what a worker serves; None is unknown."""
+        with self._lock:
+            state = self.fleet.states[worker]
+            state.models, state.max_tokens = models, max_tokens
+
+    def set_epoch(self, worker: str, epoch: float, now: float) -> bool:
+        """Note a start time that the worker itself exports; return whether it has restarted.
+
+        An older one than known counts when it is seen twice in a row: the first may be an answer overtaken by a restart.
+        """
+        with self._lock:
+            state = self.fleet.states[worker]
+            self._older[worker] = self._older.get(worker, 0) + 1 if epoch < state.epoch else 0
+            if epoch == state.epoch or 0 < self._older[worker] < _FRESH_POLLS:
+                return False
+            return self._restart(state, epoch, now)
+
+    def lost(self, worker: str, epoch: float) -> None:
+        """Announce that a worker without a start time of its own has restarted; counts when it comes back by the mirror."""
+        with self._lock:
+            self._publish(Notice(worker, self.fleet.states[worker].epoch, epoch))
+
+    def _restart(self, state: WorkerState, epoch: float, now: float) -> bool:
+        known = state.epoch != 0.0
+        self.fleet.restart(state, epoch, now)
+        self.index.set_epoch(state.id, epoch)
+        return known
+
+    def merge(self, origin: str, updates: Sequence[Update], age_seconds: float, now: float) -> None:
+        """Apply what another gateway has published; safe to repeat. Unknown workers are ignored."""
+        with self._lock:
+            for update in updates:
+                self._merge(origin, update, age_seconds, now)
+
+    def _merge(self, origin: str, update: Update, age: float, now: float) -> None:
+        if isinstance(update, Withdrawn):
+            self.index.withdraw((origin, update.record))
+            return
+        state = self.fleet.states.get(update.worker)
+        if state is None:
+            return
+        if isinstance(update, Notice):
+            if update.old == state.epoch and update.new != update.old:
+                self._restart(state, update.new, now)
+            return
+        if update.epoch > state.epoch:  # its gateway has seen the restart first
+            self._restart(state, update.epoch, now)
+        if update.epoch != state.epoch:
+            return
+        if isinstance(update, Suspect):
+            self.fleet.suspect(state, max(0.0, update.seconds - age) if update.seconds else 0.0, now)
+            return
+        hashes = recorded_blocks(update)
+        if isinstance(update, Provisional):
+            self.index.propose((origin, update.record), hashes, state.id, update.epoch, now - age)
+        else:
+            self.index.withdraw((origin, update.record))
+            self.index.record(hashes, state.id, update.epoch, now - age)
+            self.fleet.give(state, update.prompt_tokens, now - age, now)
+
+    def merge_gauges(self, origin: str, gauges: Sequence[Gauge], now: float) -> None:
+        """Replace what is known of the loads of another origin."""
+        with self._lock:
+            self.fleet.merge_gauges(origin, gauges, now)
+
+    def gauges(self) -> list[Gauge]:
+        """Return this process's own loads."""
+        with self._lock:
+            return self.fleet.own_gauges()
+
+    def drain(self, now: float) -> list[Update]:
+        """Take the updates that are due; a provisional record is, once it is old enough and still provisional."""
+        with self._lock:
+            while self._unpublished and self._unpublished[0][0] <= now:
+                _, reservation = self._unpublished.popleft()
+                if reservation.waiting and not reservation.finished:
+                    reservation.published = True
+                    self._publish(reservation.record(Provisional, reservation.epoch))
+            due = list(self._outbox)
+            self._outbox.clear()
+            return due
+
+    def _publish(self, update: Update) -> None:
+        if len(self._outbox) >= OUTBOX_UPDATES:
+            self._outbox.popleft()
+            self.dropped_updates += 1
+        self._outbox.append(update)
+        self.on_update()
