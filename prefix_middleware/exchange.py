@@ -1,0 +1,139 @@
+"""One request of ours from choice to end: the header, the host's view of the decision, and the answer as it passes.
+
+1. `start` is the first non-empty body chunk under a 2xx; `finish` is the last body message or the end of the app call.
+2. Nothing here delays, holds or changes a message, and nothing of ours is raised.
+3. A request that is not routed has an exchange too, which only takes the header off.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Final
+
+from starlette.types import Message, Scope, Send
+
+from prefix_middleware.carry.context import carrying
+from prefix_middleware.clock import Clock
+from prefix_middleware.core.choose import Decision
+from prefix_middleware.core.reservation import Reservation
+from prefix_middleware.core.router import Router
+from prefix_middleware.telemetry import Telemetry
+
+SCOPE_KEY: Final = "prefix_middleware"
+_BODY_TYPES: Final = ("http.response.body", "http.response.pathsend")
+
+
+def take_header_off(scope: Scope, header: bytes) -> None:
+    """Remove every copy that a client has sent, the form with underscores included (nginx may be told to read it)."""
+    headers = scope.get("headers", ())
+    kept = [pair for pair in headers if pair[0].lower().replace(b"_", b"-") != header]
+    if len(kept) != len(headers):
+        scope["headers"] = kept  # on the same scope: a copy would hide the route from outer middlewares
+
+
+class Exchange:
+    """A request that is not routed; the base of one that is."""
+
+    worker: str | None = None
+    alive = True
+
+    def __init__(self, decision: Decision | None = None) -> None:
+        self.decision = decision
+
+    def mark(self, scope: Scope, header: bytes) -> None:
+        """Set the header for hosts that forward inbound ones, and leave the decision for the host's own use."""
+        scope[SCOPE_KEY] = self.decision
+        if self.worker is not None:
+            scope["headers"] = [*scope.get("headers", ()), (header, self.worker.encode())]
+
+    def watch(self, send: Send) -> Send:
+        """Return a `send` that notes how the answer goes."""
+        return send
+
+    @contextmanager
+    def open(self) -> Iterator[None]:
+        """Be the running code's exchange until the app call ends, however it ends."""
+        with carrying(self):
+            try:
+                yield
+            except Exception:
+                self._raised()
+                raise
+            finally:
+                self.finish()
+
+    def injected(self) -> None:
+        """A carrier has put the header on an outgoing request."""
+
+    def served(self, worker: str | None, status: int) -> None:
+        """A hop has answered."""
+
+    def finish(self) -> None:
+        """Count the request out."""
+        self.alive = False
+
+    def _raised(self) -> None:
+        """The host has raised."""
+
+
+class RoutedExchange(Exchange):
+    """A request that has a worker."""
+
+    def __init__(
+        self, reservation: Reservation, router: Router, telemetry: Telemetry, clock: Clock, *, carried: bool
+    ) -> None:
+        super().__init__(reservation.decision)
+        self.worker = reservation.worker
+        self._reservation = reservation
+        self._router = router
+        self._telemetry = telemetry
+        self._clock = clock
+        self._carried = carried  # a carrier sees the hop's own status; the host's may be about something else
+        self._status = 0
+
+    def watch(self, send: Send) -> Send:
+        """Return a `send` that notes the first and the last chunk as they pass."""
+
+        async def watched_send(message: Message) -> None:
+            with self._telemetry.guarded():
+                self._note(message)
+            await send(message)
+
+        return watched_send
+
+    def _note(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self._status = message["status"]
+            if not self._carried:
+                self._router.outcome(self._reservation, self._status, self._clock())
+        elif message["type"] in _BODY_TYPES:
+            if self._reservation.waiting and 200 <= self._status < 300 and _carries_bytes(message):
+                self._router.start(self._reservation, self._clock())
+            if not message.get("more_body", False):
+                self._router.finish(self._reservation)
+
+    def injected(self) -> None:
+        """Count that the header has left the host."""
+        self._telemetry.count("injections")
+
+    def served(self, worker: str | None, status: int) -> None:
+        """Move the record to whoever served, and count the outcome there."""
+        with self._telemetry.guarded():
+            if worker is not None:
+                self._telemetry.count("echoes")
+                self._router.move(self._reservation, worker, self._clock())
+            self._router.outcome(self._reservation, status, self._clock())
+
+    def finish(self) -> None:
+        """Count the request out; a record that never started is withdrawn."""
+        self.alive = False
+        with self._telemetry.guarded():
+            self._router.finish(self._reservation)
+
+    def _raised(self) -> None:
+        if not self._carried:
+            with self._telemetry.guarded():
+                self._router.outcome(self._reservation, None, self._clock())
+
+
+def _carries_bytes(message: dict[str, Any] | Message) -> bool:
+    return message["type"] != "http.response.body" or bool(message.get("body"))

@@ -1,0 +1,86 @@
+"""This process as the mirror sees it: the router's outbox and inbox, with a clock, a name and a bell."""
+
+import os
+import secrets
+import socket
+import threading
+from asyncio import AbstractEventLoop, Event
+from collections.abc import Sequence
+
+import anyio
+
+from prefix_middleware.clock import Clock
+from prefix_middleware.core.router import Router
+from prefix_middleware.core.updates import Gauge, Notice, Update
+from prefix_middleware.telemetry import Telemetry
+
+
+class RouterPeer:
+    """Implements `mirror.Peer` over a router; made on the event loop that runs the mirror."""
+
+    def __init__(self, router: Router, telemetry: Telemetry, clock: Clock, loop: AbstractEventLoop) -> None:
+        self.origin = f"{socket.gethostname()[:64]}-{os.getpid()}-{secrets.token_hex(4)}"
+        self._router = router
+        self._telemetry = telemetry
+        self._clock = clock
+        self._loop = loop
+        self._thread = threading.get_ident()
+        self._bell = Event()
+        self._connected = False
+        router.on_update = self._ring
+
+    def _ring(self) -> None:
+        if threading.get_ident() == self._thread:
+            self._bell.set()
+            return
+        try:
+            self._loop.call_soon_threadsafe(self._bell.set)
+        except RuntimeError:  # the loop has closed
+            pass
+
+    async def wait(self, seconds: float) -> None:
+        """Return when there is something to drain, or after `seconds`."""
+        with anyio.move_on_after(seconds):
+            await self._bell.wait()
+        self._bell.clear()
+
+    def drain(self) -> list[Update]:
+        """Take what is due for publication."""
+        due = self._router.drain(self._clock())
+        if not self._connected:  # no stream says which notice of a restart was first: ours counts
+            self.merge(self.origin, [update for update in due if isinstance(update, Notice)], 0.0)
+        return due
+
+    def gauges(self) -> list[Gauge]:
+        """Return this process's own loads."""
+        return self._router.gauges()
+
+    def merge(self, origin: str, updates: Sequence[Update], age_seconds: float) -> None:
+        """Apply what another gateway published."""
+        with self._telemetry.guarded():
+            self._router.merge(origin, updates, age_seconds, self._clock())
+            self._telemetry.count("merged", len(updates))
+
+    def merge_gauges(self, origin: str, gauges: Sequence[Gauge]) -> None:
+        """Replace what is known of another gateway's loads."""
+        with self._telemetry.guarded():
+            self._router.merge_gauges(origin, gauges, self._clock())
+
+    def mirror_state(self, connected: bool, reason: str) -> None:
+        """Log that the mirror has connected or lost its store."""
+        self._connected = connected
+        if connected:
+            self._telemetry.state("mirror_connected", f"mirror: connected to {reason}", bad=False)
+        else:
+            message = f"mirror: lost, {reason}; routing goes on from memory"
+            self._telemetry.state("mirror_lost", message, bad=True)
+
+    def mirror_count(self, name: str, n: int) -> None:
+        """Count what the mirror met; entries of another scheme, key or window are warned about once."""
+        self._telemetry.count(f"mirror.{name}", n)
+        if name == "foreign":
+            self._telemetry.warn(
+                "mirror_foreign",
+                "[PREFIX] warning: the fleet has gateways with another secret, window_bytes or version; "
+                "their entries are ignored",
+            )

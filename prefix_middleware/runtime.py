@@ -1,0 +1,181 @@
+"""What outlives a request: the router, its mirror and the polling of workers; started by lifespan or by the first request.
+
+1. Construction opens nothing and starts nothing: a preloaded application is forked after it.
+2. Background tasks run in an empty context, once per event loop; none of them ever ends the host.
+"""
+
+import asyncio
+import os
+import random
+import time
+from collections.abc import Awaitable, Callable
+from contextvars import Context
+from functools import partial
+from typing import Final
+
+import anyio
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from prefix_middleware.body import Buffered, HeldBody
+from prefix_middleware.carry.context import Hop, hops
+from prefix_middleware.carry.httpx import install
+from prefix_middleware.clock import Clock
+from prefix_middleware.core.blocks import HashedPrompt, Hasher
+from prefix_middleware.core.canonical import Api, Skip, api_of, canonical_prompt
+from prefix_middleware.core.reservation import Reservation
+from prefix_middleware.core.router import Router
+from prefix_middleware.exchange import Exchange, RoutedExchange
+from prefix_middleware.health import WorkerHealth, watch_workers
+from prefix_middleware.mirror import Mirror
+from prefix_middleware.mirror.local import LocalMirror
+from prefix_middleware.mirror.redis import RedisMirror
+from prefix_middleware.peer import RouterPeer
+from prefix_middleware.settings import Settings, SettingsError, unknown_variables
+from prefix_middleware.telemetry import Telemetry, shown
+
+STOP_SECONDS: Final = 2.0
+RESTART_SECONDS: Final = 1.0
+
+
+class Runtime:
+    """State and background tasks of one mounted middleware."""
+
+    def __init__(self, settings: Settings | None, clock: Clock = time.monotonic) -> None:
+        self._error: SettingsError | None = None
+        self._from_env = settings is None
+        try:
+            settings = Settings.from_env() if settings is None else settings
+            if not isinstance(settings, Settings):
+                raise SettingsError(
+                    "settings", settings, "a Settings(...), or None to read PREFIX_* variables"
+                )
+        except SettingsError as error:
+            self._error, settings = error, Settings()
+        self.settings = settings
+        self.header = settings.header.lower().encode()
+        self.max_body_bytes = settings.max_body_bytes
+        self.buffered = Buffered(settings.max_buffered_bytes)
+        self.telemetry = Telemetry(settings.log)
+        self.router = Router(
+            settings.workers,
+            policy=settings.policy,
+            figures=settings.figures,
+            index_blocks=settings.index_blocks,
+            ttl_seconds=settings.ttl_seconds,
+        )
+        self._hasher = Hasher(settings.secret, settings.window_bytes)
+        self._clock = clock
+        self._hop = (
+            Hop.of(settings.upstream_url, settings.header, settings.paths) if settings.upstream_url else None
+        )
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._task: asyncio.Task[None] | None = None
+
+    def api_for(self, scope: Scope) -> Api | None:
+        """Return the API whose prompts this request carries, None when it is not for us."""
+        if self._error is not None:
+            self.telemetry.error("settings", f"[PREFIX] error: {self._error}; requests pass unrouted")
+            return None
+        if scope["type"] != "http":
+            return None
+        path = scope.get("path", "")
+        if scope.get("method") != "POST" or not path.endswith(self.settings.paths):
+            self.telemetry.skipped("path")
+            return None
+        if not self.settings.workers:
+            self.telemetry.skipped("off")
+            return None
+        return api_of(path)
+
+    def read_prompt(self, api: Api, body: HeldBody) -> HashedPrompt | Skip:
+        """Read and hash the prompt of a held body."""
+        if body.skip is not None:
+            return Skip(body.skip)
+        with self.telemetry.guarded():
+            prompt = canonical_prompt(api, body.data())
+            return prompt if isinstance(prompt, Skip) else self._hasher.hash(prompt)
+        return Skip("error")
+
+    def route(self, prompt: HashedPrompt | Skip) -> Exchange:
+        """Choose a worker for the prompt; a skipped one, or one that nobody can serve, gets an empty exchange."""
+        if isinstance(prompt, Skip):
+            self.telemetry.skipped(prompt.reason)
+            return Exchange()
+        with self.telemetry.guarded():
+            routed = self.router.route(prompt, self._clock(), random.random())  # noqa: S311 - a tie-break
+            if not isinstance(routed, Reservation):
+                self.telemetry.decided(routed)
+                return Exchange(routed)
+            self.telemetry.decided(routed.decision)
+            carried = self._hop is not None
+            return RoutedExchange(routed, self.router, self.telemetry, self._clock, carried=carried)
+        self.telemetry.skipped("error")
+        return Exchange()
+
+    async def lifespan(self, app: ASGIApp, scope: Scope, receive: Receive, send: Send) -> None:
+        """Run the background tasks around the host's lifespan; wrong settings end the server's start."""
+        if self._error is not None:
+            await receive()
+            await send({"type": "lifespan.startup.failed", "message": f"prefix-middleware: {self._error}"})
+            return
+        self.ensure_started()
+        try:
+            await app(scope, receive, send)
+        finally:
+            await self.stop()
+
+    def ensure_started(self) -> None:
+        """Start the background tasks on the running event loop, unless they run there already."""
+        loop = asyncio.get_running_loop()
+        if self._loop is loop or self._error is not None:
+            return
+        self._loop = loop
+        with self.telemetry.guarded():
+            self._say_what_may_surprise()
+            if self._hop is not None:
+                install()
+                hops.append(self._hop)
+            peer = RouterPeer(self.router, self.telemetry, self._clock, loop)
+            self._task = loop.create_task(self._run(peer), name="prefix_middleware", context=Context())
+
+    async def stop(self) -> None:
+        """End the background tasks and make the carriers inert."""
+        task, self._task, self._loop = self._task, None, None
+        if self._hop in hops:
+            hops.remove(self._hop)
+        if task is not None:
+            task.cancel()
+            await asyncio.wait([task], timeout=STOP_SECONDS)
+
+    def _say_what_may_surprise(self) -> None:
+        self.telemetry.check_visible()
+        unknown = unknown_variables(os.environ) if self._from_env else []
+        if unknown:
+            names = ", ".join(map(shown, unknown))
+            self.telemetry.warn("unknown_variables", f"[PREFIX] warning: no setting reads {names}")
+        if self.settings.redis_url and self.settings.secret is None:
+            self.telemetry.warn(
+                "no_secret",
+                "[PREFIX] warning: without PREFIX_SECRET whoever reads Redis can test guesses at prompts",
+            )
+        if not self.settings.workers:
+            self.telemetry.warn(
+                "no_workers", "[PREFIX] warning: PREFIX_WORKERS names no workers; requests pass unrouted"
+            )
+
+    async def _run(self, peer: RouterPeer) -> None:
+        settings = self.settings
+        mirror: Mirror = LocalMirror()
+        if settings.redis_url is not None:
+            mirror = RedisMirror(settings.redis_url, settings.fleet, self._hasher.fingerprint)
+        healths = [WorkerHealth(w, self.router, self.telemetry, self._clock) for w in settings.workers]
+        watch = partial(watch_workers, healths, settings.health_seconds, random.random)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self._forever, partial(mirror.run, peer))
+            tasks.start_soon(self._forever, watch)
+
+    async def _forever(self, work: Callable[[], Awaitable[None]]) -> None:
+        while True:
+            with self.telemetry.guarded():
+                await work()
+            await anyio.sleep(RESTART_SECONDS)
