@@ -1,0 +1,34 @@
+# Every target does its own set-up; nothing here runs that cannot be run by hand.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+SETUP := $(VENV)/.setup-dev
+
+.PHONY: demo test lint types wheel check clean
+.DEFAULT_GOAL := check
+
+demo: $(SETUP)
+	$(BIN)/prefix-middleware demo
+
+test: $(SETUP)
+	scripts/services
+	$(BIN)/pytest $(ARGS)
+
+lint: $(SETUP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(SETUP)
+	$(BIN)/mypy
+
+wheel: $(SETUP)
+	scripts/check-wheel $(BIN)/python
+
+check: lint types test wheel
+
+$(SETUP): pyproject.toml scripts/venv
+	scripts/venv $(PYTHON) $(VENV)
+	touch $@
+
+clean:
+	rm -rf $(VENV) .cache dist build
