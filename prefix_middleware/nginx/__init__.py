@@ -1,0 +1,1 @@
+"""The nginx side: configuration rendered from the same Settings that the middleware reads."""
