@@ -137,7 +137,7 @@ _RULES: Final[dict[str, tuple[Callable[[Any], bool], str]]] = {
     "fleet": (_matches(_FLEET), "[a-z0-9-]{1,64}"),
     "upstream_url": (_optional(_is_http_url), "http(s)://host[:port][/path], or None"),
     "header": (_matches(_HEADER), "a header name that starts with X-"),
-    "policy": (lambda value: value in POLICIES, "one of " + ", ".join(POLICIES)),
+    "policy": (lambda value: isinstance(value, str) and value in POLICIES, "one of " + ", ".join(POLICIES)),
     "secret": (
         _optional(lambda value: isinstance(value, str) and len(value) >= 8),
         "8 characters or more, or None",

@@ -9,10 +9,10 @@ import traceback
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
 from typing import Any, Final
 
 import structlog
+from msgspec.structs import asdict
 
 from prefix_middleware.core.canonical import SkipReason
 from prefix_middleware.core.choose import Decision, line

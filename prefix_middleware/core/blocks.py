@@ -7,11 +7,11 @@
 
 from bisect import bisect_right
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final
 
 from blake3 import blake3
+from msgspec import Struct
 
 from prefix_middleware.core.canonical import CanonicalPrompt
 from prefix_middleware.core.updates import HASH_BYTES
@@ -29,8 +29,7 @@ _KEY_CONTEXT: Final = "prefix-middleware block hashes 1"
 _TAIL_BYTES: Final = 64 * 1024  # of a tail behind the window, the part that is hashed
 
 
-@dataclass(frozen=True, slots=True)
-class HashedPrompt:
+class HashedPrompt(Struct, frozen=True):
     """A prompt as the index sees it. `matched_tokens[m]` is what m matched blocks save."""
 
     hashes: tuple[bytes, ...]  # one per full block, first block first

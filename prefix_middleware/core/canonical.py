@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
+from msgspec import Struct
+
 from prefix_middleware.core.writer import (
     BILLING_HEADER,
     VALUE,
@@ -47,8 +49,7 @@ class Skip:
     reason: SkipReason
 
 
-@dataclass(frozen=True, slots=True)
-class CanonicalPrompt:
+class CanonicalPrompt(Struct, frozen=True):
     """A prompt as bytes that only grow when the conversation grows."""
 
     data: bytes
@@ -139,9 +140,13 @@ def _completion(writer: Writer, request: dict[str, Any]) -> None:
 def _chat(writer: Writer, request: dict[str, Any]) -> None:
     for item in list_of(request.get("messages")):
         message = dict_of(item)
-        writer.message(message.get("role"), message.get("name"))
+        role, content = message.get("role"), message.get("content")
+        if len(message) == 2 and isinstance(role, str) and isinstance(content, str):
+            writer.plain(role, content)
+            continue
+        writer.message(role, message.get("name"))
         writer.think(message.get("reasoning") or message.get("reasoning_content"))
-        writer.content(message.get("content"))
+        writer.content(content)
         calls = [dict_of(call).get("function") for call in list_of(message.get("tool_calls"))]
         for call in [*calls, message.get("function_call")]:
             if isinstance(call, dict):

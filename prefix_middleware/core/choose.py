@@ -9,7 +9,9 @@ from dataclasses import dataclass
 from functools import reduce
 from typing import Final, Literal
 
-from prefix_middleware.core.workers import Load
+from msgspec import Struct
+
+from prefix_middleware.core.loads import Load
 
 Reason = Literal["hit", "busy", "miss", "only", "none"]
 
@@ -35,8 +37,7 @@ class Figures:
     )  # `requests`: one more in-flight from each on
 
 
-@dataclass(frozen=True, slots=True)
-class Candidate:
+class Candidate(Struct, frozen=True):
     """One worker that could serve the prompt."""
 
     worker: str
@@ -46,8 +47,7 @@ class Candidate:
     continues: bool = False  # it holds the whole prompt that this one continues
 
 
-@dataclass(frozen=True, slots=True)
-class Situation:
+class Situation(Struct, frozen=True):
     """What a policy may look at."""
 
     prompt_tokens: int
@@ -60,8 +60,7 @@ class Situation:
     everyone: Callable[[], Sequence[Candidate]]  # all candidates; costs one look at each
 
 
-@dataclass(frozen=True, slots=True)
-class Choice:
+class Choice(Struct, frozen=True):
     """A policy's answer: the worker, the base it was compared with, and by which inequality."""
 
     chosen: Candidate
@@ -71,8 +70,7 @@ class Choice:
     slack: int  # the same in requests
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Decision:
+class Decision(Struct, frozen=True, kw_only=True):
     """Which worker a prompt should go to, why, and every figure of the log line."""
 
     reason: Reason

@@ -9,14 +9,19 @@
 from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
 from typing import Final
+
+from msgspec import Struct
 
 PROVISIONAL_RECORDS: Final = 4096
 PROVISIONAL_SECONDS: Final = 120.0
 
 RecordName = tuple[str, int]
 """A record's origin and its number there."""
+
+
+Holder = tuple[str, float]
+"""A worker in one epoch."""
 
 
 class Stamp:
@@ -30,10 +35,9 @@ class Stamp:
         self.time = time
 
 
-@dataclass(frozen=True, slots=True)
-class _Provisional:
+class _Provisional(Struct, frozen=True):
     hashes: Sequence[bytes]
-    holder: tuple[str, float]  # worker, epoch
+    holder: Holder
     time: float
 
 
@@ -49,7 +53,9 @@ class PrefixIndex:
         )  # least recently touched first
         self._pairs = 0
         self._records: OrderedDict[RecordName, _Provisional] = OrderedDict()  # oldest first
-        self._overlay: dict[bytes, dict[tuple[str, float], int]] = {}  # holder -> provisional records
+        self._overlay: dict[
+            bytes, Holder | dict[Holder, int]
+        ] = {}  # one record's holder, or how many records each has
 
     def __len__(self) -> int:
         """Return the number of confirmed (block, worker) pairs, stale ones included; never above the bound."""
@@ -104,24 +110,30 @@ class PrefixIndex:
         self._expire(now)
         while len(self._records) >= PROVISIONAL_RECORDS:
             self.withdraw(next(iter(self._records)))
-        record = _Provisional(hashes, (worker, epoch), now)
-        self._records[name] = record
+        holder = (worker, epoch)
+        self._records[name] = _Provisional(hashes, holder, now)
+        overlay = self._overlay
         for block in hashes:
-            holders = self._overlay.setdefault(block, {})
-            holders[record.holder] = holders.get(record.holder, 0) + 1
+            entry = overlay.setdefault(block, holder)
+            if entry is not holder:
+                counts = entry if isinstance(entry, dict) else {entry: 1}
+                counts[holder] = counts.get(holder, 0) + 1
+                overlay[block] = counts
 
     def withdraw(self, name: RecordName) -> None:
         """Forget a provisional record, and only it; unknown names are ignored."""
         record = self._records.pop(name, None)
         if record is None:
             return
+        overlay, holder = self._overlay, record.holder
         for block in record.hashes:
-            holders = self._overlay[block]
-            holders[record.holder] -= 1
-            if not holders[record.holder]:
-                del holders[record.holder]
-                if not holders:
-                    del self._overlay[block]
+            entry = overlay[block]
+            if isinstance(entry, dict) and (len(entry) > 1 or entry[holder] > 1):
+                entry[holder] -= 1
+                if not entry[holder]:
+                    del entry[holder]
+            else:
+                del overlay[block]
 
     def _expire(self, now: float) -> None:
         while self._records:
@@ -139,9 +151,11 @@ class PrefixIndex:
             found = [worker for worker, stamp in entry.items() if self._valid(stamp, oldest)]
         elif entry is not None and self._valid(entry, oldest):
             found = [entry.worker]
-        for worker, epoch in self._overlay.get(block, ()):
-            if worker not in found and self._epochs.get(worker) == epoch:
-                found.append(worker)
+        overlay = self._overlay.get(block)
+        if overlay is not None:
+            for worker, epoch in overlay if isinstance(overlay, dict) else (overlay,):
+                if worker not in found and self._epochs.get(worker) == epoch:
+                    found.append(worker)
         return found
 
     def holds(self, block: bytes, worker: str, now: float) -> bool:
@@ -151,11 +165,15 @@ class PrefixIndex:
         if stamp is not None and stamp.worker == worker and self._valid(stamp, now - self._ttl):
             return True
         overlay = self._overlay.get(block)
-        return overlay is not None and (worker, self._epochs.get(worker)) in overlay
+        if overlay is None:
+            return False
+        holder = (worker, self._epochs.get(worker))
+        return holder in overlay if isinstance(overlay, dict) else holder == overlay
 
     def match(self, hashes: Sequence[bytes], worker: str, now: float) -> int:
         """Return how many blocks, from the first and without a gap, the worker holds."""
-        self._expire(now)
+        if not hashes or not self.holds(hashes[0], worker, now):
+            return 0
         return bisect_left(hashes, True, key=lambda block: not self.holds(block, worker, now))
 
     def best(self, hashes: Sequence[bytes], among: Collection[str], now: float) -> tuple[int, list[str]]:

@@ -65,16 +65,16 @@ class Router:
         `random` is uniform in [0, 1).
         """
         with self._lock:
-            needed = prompt.tokens + prompt.output_tokens
-            candidates = self.fleet.candidates(prompt.model, needed, now)
-            if not candidates:
+            self.fleet.expire(now)
+            candidates = self.fleet.candidates(prompt.model, prompt.tokens + prompt.output_tokens, now)
+            if not candidates.ids:
                 return Decision(reason="none", tokens=prompt.tokens, model=prompt.model, policy=self._policy)
             situation = look_at(prompt, candidates, self.fleet, self.index, self._rendezvous, now, random)
             choice = choose(situation, self._policy, self._figures)
             decided = decision(
                 situation,
                 choice,
-                alone=len(candidates) == 1,
+                alone=len(candidates.ids) == 1,
                 blocks=len(prompt.hashes),
                 model=prompt.model,
                 policy=self._policy,
@@ -98,8 +98,7 @@ class Router:
             decided,
         )
         self.fleet.reserve(state, uncached, prompt.tokens)
-        if state.failures:
-            state.trial = now >= state.excluded_until > 0.0
+        self.fleet.chosen(state, now)
         name = (_OWN, reservation.number)
         self.index.propose(name, reservation.blocks, state.id, state.epoch, now)
         self._unpublished.append((now + PROVISIONAL_DELAY_SECONDS, reservation))
@@ -130,14 +129,12 @@ class Router:
             state = self.fleet.states[reservation.worker]
             self._release(state, reservation)
             if not reservation.answered:
-                state.trial = False
+                self.fleet.undecided(state)
 
     def _release(self, state: WorkerState, reservation: Reservation) -> None:
         if reservation.generation == state.generation:
-            state.in_flight -= 1
-            state.prompt_tokens -= reservation.prompt.tokens
-            if reservation.waiting:
-                state.backlog_tokens -= reservation.uncached_tokens
+            waiting = reservation.uncached_tokens if reservation.waiting else 0
+            self.fleet.release(state, waiting, reservation.prompt.tokens)
         if reservation.waiting:
             self.index.withdraw((_OWN, reservation.number))
             if reservation.published:
@@ -198,8 +195,7 @@ class Router:
     def set_models(self, worker: str, models: frozenset[str] | None, max_tokens: int | None) -> None:
         """Note what a worker serves; None is unknown."""
         with self._lock:
-            state = self.fleet.states[worker]
-            state.models, state.max_tokens = models, max_tokens
+            self.fleet.set_models(self.fleet.states[worker], models, max_tokens)
 
     def set_epoch(self, worker: str, epoch: float, now: float) -> bool:
         """Note a start time that the worker itself exports; return whether it has restarted.

@@ -106,11 +106,12 @@ class Writer:
             text_bytes(text_of(fields.pop("name", None))),
             text_bytes(text_of(fields.pop("description", None))),
         )
-        schema = fields.pop("parameters", None), fields.pop("input_schema", None)
+        parameters, input_schema = fields.pop("parameters", None), fields.pop("input_schema", None)
+        schema = parameters if parameters is not None else input_schema
         if fields.get("type") == "function":
             del fields["type"]
         extras = {k: v for k, v in fields.items() if v is not None and k != "cache_control"}
-        self.write(TOOL, head[0], VALUE, head[1], VALUE, json_bytes(schema[0] or schema[1]), VALUE)
+        self.write(TOOL, head[0], VALUE, head[1], VALUE, json_bytes(schema), VALUE)
         self.write(json_bytes(extras))
 
     def message(self, role: object, name: object = None) -> None:
@@ -123,6 +124,17 @@ class Writer:
         self.write(ROLE, text_bytes(role))
         if isinstance(name, str) and name:
             self.write(VALUE, text_bytes(name))
+
+    def plain(self, role: str, text: str) -> None:
+        """Append a message that is only a role and a string: most of them, so in one step."""
+        if role == "assistant" and self._role != role:
+            self.reply = len(self.chunks)
+        self._role = role
+        self.chunks += (ROLE, role.encode("utf-8", "surrogatepass"))
+        if text.startswith(BILLING_HEADER):
+            self.content(text)
+        elif text:
+            self.chunks += (TEXT, text.encode("utf-8", "surrogatepass"))
 
     def text(self, text: str) -> None:
         """Append a text part."""
@@ -150,7 +162,9 @@ class Writer:
     def content(self, content: object) -> None:
         """Append a message's content: a string counts as one text part, an empty one as none."""
         if content is None or isinstance(content, str):
-            content = [content or ""]
+            for text in self._kept(content) if content else ():
+                self.text(text)
+            return
         parts = [part for given in list_of(content) for part in self._kept(given)]
         if len(parts) == 1 and isinstance(parts[0], str):
             parts = [part for part in parts if part]
@@ -160,7 +174,7 @@ class Writer:
             else:
                 self._part(part)
 
-    def _kept(self, part: object) -> list[str | dict[str, Any]]:
+    def _kept(self, part: object) -> list[Any]:
         if isinstance(part, dict):
             kind = part.get("type")
             if kind == "redacted_thinking":
