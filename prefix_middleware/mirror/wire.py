@@ -1,0 +1,147 @@
+"""Mirror entries as bytes: version, kind, fingerprint, then msgpack of (origin, facts). Pure.
+
+What arrives was written by whoever may write to the store, so every figure is checked before a peer sees it.
+A new layout gets a new VERSION; gateways of another version, scheme, key or window ignore each other's entries.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from enum import StrEnum
+from typing import Annotated, Final, TypeVar
+
+import msgspec
+
+from prefix_middleware.core.updates import (
+    HASH_BYTES,
+    Confirmed,
+    Gauge,
+    Notice,
+    Provisional,
+    Suspect,
+    Update,
+    Withdrawn,
+)
+
+VERSION: Final = 1
+FINGERPRINT_BYTES: Final = 8
+MAX_UPDATES: Final = 4096
+"""Updates in one entry."""
+MAX_ENTRY_BYTES: Final = 256 * 1024
+"""Size above which a writer splits an entry; a single update is never split."""
+
+_HEADER_BYTES: Final = 2 + FINGERPRINT_BYTES
+_MAX_GAUGES: Final = 65_536
+_MAX_HASHES_BYTES: Final = 4096 * HASH_BYTES
+_MAX_WORKER_CHARS: Final = 32
+_MAX_COUNT: Final = 2**40
+_MAX_RECORD: Final = 2**63
+_MAX_SUSPECT_SECONDS: Final = 3600.0
+
+_Origin = Annotated[str, msgspec.Meta(min_length=1, max_length=300)]
+_Fact = TypeVar("_Fact", Update, Gauge)
+
+
+class Refused(StrEnum):
+    """Why an entry was not read; the values are the counters of `Peer.mirror_count`."""
+
+    FOREIGN = "foreign"
+    UNDECODABLE = "undecodable"
+
+
+class Wire:
+    """Packs and unpacks the entries of one fingerprint (8 bytes: scheme version, key and window)."""
+
+    def __init__(self, fingerprint: bytes) -> None:
+        if len(fingerprint) != FINGERPRINT_BYTES:
+            raise ValueError(f"fingerprint has {len(fingerprint)} bytes, not {FINGERPRINT_BYTES}")
+        self._decisions = bytes([VERSION]) + b"d" + fingerprint
+        self._gauges = bytes([VERSION]) + b"g" + fingerprint
+
+    def pack_decisions(self, origin: str, updates: Sequence[Update]) -> list[bytes]:
+        """Return one entry, or several in order where one would be too large."""
+        entry = self._decisions + msgspec.msgpack.encode((origin, updates))
+        if len(updates) <= MAX_UPDATES and (len(entry) <= MAX_ENTRY_BYTES or len(updates) == 1):
+            return [entry]
+        half = len(updates) // 2
+        return self.pack_decisions(origin, updates[:half]) + self.pack_decisions(origin, updates[half:])
+
+    def pack_gauges(self, origin: str, gauges: Sequence[Gauge]) -> bytes:
+        """Return the entry that says all loads of `origin`."""
+        return self._gauges + msgspec.msgpack.encode((origin, gauges))
+
+    def unpack_decisions(self, entry: bytes) -> tuple[str, list[Update]] | Refused:
+        """Return (origin, updates), or why not; no bytes make this raise."""
+        refused = _refused(entry, self._decisions)
+        return refused or _unpacked(entry, _UPDATES, MAX_UPDATES, _is_sound_update)
+
+    def unpack_gauges(self, entry: bytes) -> tuple[str, list[Gauge]] | Refused:
+        """Return (origin, gauges), or why not; no bytes make this raise."""
+        refused = _refused(entry, self._gauges)
+        return refused or _unpacked(entry, _GAUGES, _MAX_GAUGES, _is_sound_gauge)
+
+
+_UPDATES: Final = msgspec.msgpack.Decoder(tuple[_Origin, list[Update]])
+_GAUGES: Final = msgspec.msgpack.Decoder(tuple[_Origin, list[Gauge]])
+
+
+def _refused(entry: bytes, header: bytes) -> Refused | None:
+    if entry.startswith(header):
+        return None
+    ours = entry[:1] == header[:1] and entry[2:_HEADER_BYTES] == header[2:]
+    return Refused.UNDECODABLE if ours or len(entry) < _HEADER_BYTES else Refused.FOREIGN
+
+
+def _unpacked(
+    entry: bytes,
+    decoder: "msgspec.msgpack.Decoder[tuple[str, list[_Fact]]]",
+    limit: int,
+    is_sound: Callable[[_Fact], bool],
+) -> tuple[str, list[_Fact]] | Refused:
+    try:
+        origin, facts = decoder.decode(memoryview(entry)[_HEADER_BYTES:])
+    except (
+        msgspec.MsgspecError,
+        ValueError,
+        RecursionError,
+    ):  # the last: nesting in an array longer than ours
+        return Refused.UNDECODABLE
+    if len(facts) > limit or not all(map(is_sound, facts)):
+        return Refused.UNDECODABLE
+    return origin, facts
+
+
+def _is_sound_update(update: Update) -> bool:
+    match update:
+        case Provisional() | Confirmed():
+            return (
+                _is_record(update.record)
+                and _is_worker(update.worker, update.epoch)
+                and len(update.hashes) % HASH_BYTES == 0
+                and len(update.hashes) <= _MAX_HASHES_BYTES
+                and len(update.end) == HASH_BYTES
+                and _are_counts(update.prompt_tokens, update.matched_tokens, update.uncached_tokens)
+            )
+        case Withdrawn():
+            return _is_record(update.record)
+        case Notice():
+            return _is_worker(update.worker, update.old) and math.isfinite(update.new)
+        case Suspect():
+            return _is_worker(update.worker, update.epoch) and 0 <= update.seconds <= _MAX_SUSPECT_SECONDS
+
+
+def _is_sound_gauge(gauge: Gauge) -> bool:
+    return _is_worker(gauge.worker, gauge.epoch) and _are_counts(
+        gauge.in_flight, gauge.backlog_tokens, gauge.prompt_tokens
+    )
+
+
+def _is_record(record: int) -> bool:
+    return 0 <= record < _MAX_RECORD
+
+
+def _is_worker(worker: str, epoch: float) -> bool:
+    return 0 < len(worker) <= _MAX_WORKER_CHARS and math.isfinite(epoch)
+
+
+def _are_counts(*counts: int) -> bool:
+    return all(0 <= count < _MAX_COUNT for count in counts)
