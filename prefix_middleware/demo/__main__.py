@@ -1,0 +1,7 @@
+"""`python -m prefix_middleware.demo`."""
+
+import sys
+
+from prefix_middleware.demo import main
+
+sys.exit(main(sys.argv[1:]))
