@@ -62,6 +62,7 @@ class Runtime:
             figures=settings.figures,
             index_blocks=settings.index_blocks,
             ttl_seconds=settings.ttl_seconds,
+            max_in_flight=settings.max_in_flight,
         )
         self._hasher = Hasher(settings.secret, settings.window_bytes)
         self._clock = clock

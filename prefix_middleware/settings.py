@@ -13,6 +13,7 @@ from prefix_middleware.core.choose import POLICIES, Figures
 from prefix_middleware.core.workers import Worker
 
 LogForm = Literal["host", "line", "json"]
+Mode = Literal["on", "shadow", "off"]
 
 ENV_PREFIX: Final = "PREFIX_"
 PATHS: Final = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages")
@@ -20,6 +21,7 @@ PATHS: Final = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1
 _ID = re.compile(r"[a-z0-9-]{1,32}")
 _FLEET = re.compile(r"[a-z0-9-]{1,64}")
 _HEADER = re.compile(r"[Xx]-[A-Za-z0-9-]{1,62}")  # LiteLLM and others forward only x-*
+_TENANT = re.compile(r"[A-Za-z0-9-]{1,64}")
 _KIB: Final = 1024
 _MIB: Final = 1024 * 1024
 
@@ -44,6 +46,7 @@ class Settings:
         None  # where the host's HTTP client reaches nginx; consent to set the header there
     )
     header: str = "X-Prefix-Worker"
+    mode: Mode = "on"  # shadow: decide and log, set nothing; off: only the client's header is taken off
     policy: str = "tokens"
     secret: str | None = field(
         default=None, repr=False
@@ -54,6 +57,13 @@ class Settings:
     max_body_bytes: int = 16 * _MIB  # held per request
     max_buffered_bytes: int = 256 * _MIB  # held per process
     paths: tuple[str, ...] = PATHS
+    model_aliases: Mapping[str, str] = field(
+        default_factory=dict
+    )  # name in a request -> name that shares its cache
+    tenant_header: str | None = None  # prompts share only where its values are equal
+    front_fields: tuple[str, ...] = ()  # template switches that this fleet's templates print at the front
+    kv_tokens: int | None = None  # KV cache of each worker; None: unknown, the rule is off
+    max_in_flight: int = 256  # what a worker is said to carry; vLLM's own limit on most GPUs (--max-num-seqs)
     health_seconds: float = 1.0  # between two polls of one worker
     log: LogForm = "host"
     figures: Figures = field(default_factory=Figures)  # in code only
@@ -115,6 +125,12 @@ def _is_origin(value: object) -> bool:
     return parts.path in ("", "/") and not parts.query and not parts.fragment and parts.username is None
 
 
+def _is_names(value: object) -> bool:
+    return isinstance(value, Mapping) and all(
+        isinstance(n, str) and n for pair in value.items() for n in pair
+    )
+
+
 def _is_redis_url(value: object) -> bool:
     return isinstance(value, str) and value.split("://")[0] in ("redis", "rediss", "unix")
 
@@ -137,6 +153,7 @@ _RULES: Final[dict[str, tuple[Callable[[Any], bool], str]]] = {
     "fleet": (_matches(_FLEET), "[a-z0-9-]{1,64}"),
     "upstream_url": (_optional(_is_http_url), "http(s)://host[:port][/path], or None"),
     "header": (_matches(_HEADER), "a header name that starts with X-"),
+    "mode": (lambda value: value in get_args(Mode), "one of " + ", ".join(get_args(Mode))),
     "policy": (lambda value: isinstance(value, str) and value in POLICIES, "one of " + ", ".join(POLICIES)),
     "secret": (
         _optional(lambda value: isinstance(value, str) and len(value) >= 8),
@@ -154,6 +171,14 @@ _RULES: Final[dict[str, tuple[Callable[[Any], bool], str]]] = {
         lambda value: isinstance(value, tuple) and all(isinstance(p, str) for p in value),
         "a tuple of paths",
     ),
+    "model_aliases": (lambda value: _is_names(value), "name=name,name=name"),
+    "tenant_header": (_optional(_matches(_TENANT)), "a header name, or None"),
+    "front_fields": (
+        lambda value: isinstance(value, tuple) and all(isinstance(n, str) for n in value),
+        "field names",
+    ),
+    "kv_tokens": (_optional(_between(1_000, 10**12, int)), "1000 tokens or more, or None"),
+    "max_in_flight": (_between(1, 100_000, int), "1 to 100000 requests"),
     "health_seconds": (_between(0.05, 300, float), "0.05 to 300 seconds"),
     "log": (lambda value: value in get_args(LogForm), "one of " + ", ".join(get_args(LogForm))),
     "figures": (lambda value: isinstance(value, Figures), "a Figures(...)"),
@@ -167,6 +192,13 @@ def _parse_workers(name: str, text: str) -> tuple[Worker, ...]:
             name, text, "id=url,id=url, as in w1=http://10.0.0.1:8000,w2=http://10.0.0.2:8000"
         )
     return tuple(Worker(id=key.strip(), url=url.strip()) for key, _, url in items)
+
+
+def _parse_names(name: str, text: str) -> dict[str, str]:
+    items = [item.partition("=") for item in text.split(",") if item.strip()]
+    if not all(sep for _, sep, _ in items):
+        raise SettingsError(name, text, "name=name,name=name")
+    return {key.strip(): value.strip() for key, _, value in items}
 
 
 def _parse_number(kind: type[int] | type[float]) -> Callable[[str, str], float]:
@@ -190,6 +222,8 @@ def _parse_list(_name: str, text: str) -> tuple[str, ...]:
 _PARSER_OF_TYPE: Final[dict[Any, Callable[[str, str], Any]]] = {
     int: _parse_number(int),
     float: _parse_number(float),
+    int | None: _parse_number(int),
+    Mapping[str, str]: _parse_names,
     tuple[str, ...]: _parse_list,
     tuple[Worker, ...]: _parse_workers,
 }

@@ -8,11 +8,11 @@ import threading
 import traceback
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, Final
 
 import structlog
-from msgspec.structs import asdict
+from msgspec.structs import asdict, replace
 
 from prefix_middleware.core.canonical import SkipReason
 from prefix_middleware.core.choose import Decision, line
@@ -68,11 +68,10 @@ class Telemetry:
         """Log one routed request."""
         self.counts["decisions"] += 1
         self.counts[f"decisions.{decision.reason}"] += 1
-        if self._logger.isEnabledFor(logging.INFO):
-            fields = asdict(decision)
-            fields["model"] = shown(decision.model)
-            with self.guarded():
-                self._log.info(line(decision).replace(decision.model, fields["model"]), **fields)
+        with self.guarded():
+            if self._logger.isEnabledFor(logging.INFO):
+                safe = replace(decision, model=shown(decision.model))
+                self._log.info(line(safe), **asdict(safe))
 
     def skipped(self, reason: SkipReason) -> None:
         """Count a request that passes unrouted; never logged."""
@@ -111,7 +110,8 @@ class Telemetry:
             self.counts["errors"] += 1
             where = f"{type(failure).__name__} at {place.filename.rsplit('/', 1)[-1]}:{place.lineno}"
             if self._first(f"error {where}"):
-                self._logger.error("[PREFIX] error: %s; this goes on without it", where)
+                with suppress(Exception):  # a broken handler of the host's: there is nobody to tell
+                    self._logger.error("[PREFIX] error: %s; this goes on without it", where)
 
     def _first(self, event: str) -> bool:
         self.counts[event] += 1

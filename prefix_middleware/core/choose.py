@@ -24,7 +24,6 @@ class Figures:
     continue_weight: float = 3.0  # for a prompt that continues an earlier one: its whole history would move
     in_flight_tokens: int = 1000
     over_full_tokens: int = 4000  # each in-flight request above max_in_flight, instead of the figure above
-    max_in_flight: int = 256  # vLLM's own limit on most GPUs (--max-num-seqs)
     decode_share: float = 0.03  # of the prompt tokens in flight
     fill_tokens: int = 60_000  # weight of a full KV cache against an empty one
     near_tokens: int = 8_000  # loads closer than this are compared with fill
@@ -57,6 +56,7 @@ class Situation(Struct, frozen=True):
     third: Candidate  # any, at random
     best: Sequence[Candidate]  # all with the longest match; empty when nobody holds a block
     min_in_flight: int  # of the freest candidate
+    all_full: bool  # every candidate carries max_in_flight or more
     everyone: Callable[[], Sequence[Candidate]]  # all candidates; costs one look at each
 
 
@@ -95,8 +95,8 @@ Policy = Callable[[Situation, Figures], Choice]
 
 def load_tokens(load: Load, figures: Figures) -> float:
     """Return L: a worker's load in tokens of prefill."""
-    over = max(0, load.in_flight - figures.max_in_flight)
-    requests = figures.in_flight_tokens * (load.in_flight - over) + figures.over_full_tokens * over
+    requests = figures.in_flight_tokens * (load.in_flight - load.over_full)
+    requests += figures.over_full_tokens * load.over_full
     return load.backlog_tokens + requests + figures.decode_share * load.prompt_tokens
 
 
@@ -144,13 +144,34 @@ def requests(situation: Situation, figures: Figures) -> Choice:
     return Choice(best if follows else base, base, best, 0.0, slack)
 
 
-POLICIES: Final[dict[str, Policy]] = {"tokens": tokens, "requests": requests}
+def cost(situation: Situation, figures: Figures) -> Choice:
+    """Take the least of load plus a multiple of the prefill still to do, over all that are looked at."""
+    looked_at = {
+        candidate.worker: candidate for candidate in (situation.third, *situation.pair, *situation.best)
+    }
+
+    def cheaper(a: Candidate, b: Candidate) -> Candidate:
+        if a.continues or b.continues:
+            heavier = load_tokens(a.load, figures) - load_tokens(b.load, figures)
+        else:
+            heavier = _heavier(a, b, figures)
+        return b if heavier > figures.follow_weight * (a.matched_tokens - b.matched_tokens) else a
+
+    base = _lightest(situation.pair, figures)
+    best = _lightest(situation.best, figures) if situation.best else None
+    chosen = reduce(cheaper, looked_at.values())
+    saved = best.matched_tokens - base.matched_tokens if best else 0
+    allowance = figures.follow_weight * saved
+    return Choice(chosen, base, best, allowance, int(allowance / figures.in_flight_tokens))
+
+
+POLICIES: Final[dict[str, Policy]] = {"tokens": tokens, "requests": requests, "cost": cost}
 
 
 def choose(situation: Situation, policy: str, figures: Figures) -> Choice:
     """Apply a policy; when every candidate is full, take the lightest of all instead."""
     choice = POLICIES[policy](situation, figures)
-    if situation.min_in_flight < figures.max_in_flight:
+    if not situation.all_full:
         return choice
     lightest = _lightest(situation.everyone(), figures)
     return Choice(lightest, choice.base, choice.best or choice.chosen, choice.allowance, choice.slack)
@@ -168,7 +189,9 @@ def decision(
 ) -> Decision:
     """Put a choice into words: the reason, and the figures behind it."""
     chosen, best = choice.chosen, choice.best
-    taken_over = best is not None and best.worker != chosen.worker
+    taken_over = (
+        best is not None and best.worker != chosen.worker and best.matched_blocks >= chosen.matched_blocks
+    )
     reason: Reason
     if alone:
         reason = "only"

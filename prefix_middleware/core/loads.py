@@ -29,6 +29,7 @@ class Load(Struct, frozen=True):
     backlog_tokens: int
     prompt_tokens: int
     fill: float  # 0 to 1: tokens given lately over KV capacity
+    over_full: int = 0  # requests in flight above max_in_flight
 
 
 @dataclass(slots=True)
@@ -54,8 +55,9 @@ S = TypeVar("S", bound=LoadState)
 class Loads(Generic[S]):
     """The loads of all workers."""
 
-    def __init__(self, states: Mapping[str, S]) -> None:
+    def __init__(self, states: Mapping[str, S], max_in_flight: int) -> None:
         self.states = states
+        self.max_in_flight = max_in_flight
         self.capacity: float = CAPACITY_TOKENS  # KV tokens of a worker that does not say
         self._gauges: dict[str, tuple[float, tuple[Gauge, ...]]] = {}  # origin -> arrival, what it said
         self._gauges_until = math.inf
@@ -64,11 +66,13 @@ class Loads(Generic[S]):
     def load(self, state: S, now: float) -> Load:
         """Sum own requests and the others' gauges."""
         fill = self._given(state, now) / (state.kv_tokens or self.capacity)
+        in_flight = state.in_flight + state.others_in_flight
         return Load(
-            state.in_flight + state.others_in_flight,
+            in_flight,
             state.backlog_tokens + state.others_backlog_tokens,
             state.prompt_tokens + state.others_prompt_tokens,
             min(1.0, fill),
+            max(0, in_flight - self.max_in_flight),
         )
 
     def min_in_flight(self, among: Collection[S]) -> int:

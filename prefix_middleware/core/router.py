@@ -40,16 +40,17 @@ class Router:
         self,
         workers: Iterable[Worker],
         *,
-        policy: str,
-        figures: Figures,
-        index_blocks: int,
-        ttl_seconds: float,
+        policy: str = "tokens",
+        figures: Figures | None = None,
+        index_blocks: int = 200_000,
+        ttl_seconds: float = 5400.0,
+        max_in_flight: int = 256,
     ) -> None:
-        self.fleet = Fleet(workers)
+        self.fleet = Fleet(workers, max_in_flight)
         self.index = PrefixIndex(index_blocks, ttl_seconds)
         self.on_update: Callable[[], None] = lambda: None  # called when there is something to drain
         self.dropped_updates = 0
-        self._policy, self._figures = policy, figures
+        self._policy, self._figures = policy, figures or Figures()
         self._lock = threading.Lock()
         self._outbox: deque[Update] = deque()
         self._unpublished: deque[tuple[float, Reservation]] = deque()

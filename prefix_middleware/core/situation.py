@@ -32,11 +32,13 @@ def look_at(
         load = fleet.load(by_id[worker], now)
         return Candidate(worker, load, blocks, prompt.matched_tokens[blocks], continues)
 
+    freest = fleet.min_in_flight(by_id.values())
     return Situation(
         prompt_tokens=prompt.tokens,
         pair=[look(worker) for worker in rendezvous.pair(prompt.end, by_id)],
         third=look(candidates.ids[int(random * len(candidates.ids))]),
         best=[look_at_holder(worker) for worker in holders],
-        min_in_flight=fleet.min_in_flight(by_id.values()),
+        min_in_flight=freest,
+        all_full=freest >= fleet.max_in_flight,
         everyone=lambda: [look(worker) for worker in by_id],
     )

@@ -52,8 +52,9 @@ class Candidates:
 class Fleet(Loads[WorkerState]):
     """The workers that this process was told of; unknown names are ignored everywhere."""
 
-    def __init__(self, workers: Iterable[Worker]) -> None:
-        super().__init__({worker.id: WorkerState(worker.id, url=worker.url) for worker in workers})
+    def __init__(self, workers: Iterable[Worker], max_in_flight: int) -> None:
+        states = {worker.id: WorkerState(worker.id, url=worker.url) for worker in workers}
+        super().__init__(states, max_in_flight)
         self._candidates: dict[str, Candidates] = {}  # by model; "" for a name that no worker lists
 
     def candidates(self, model: str, tokens: int, now: float) -> Candidates:
