@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 SETUP := $(VENV)/.setup-dev
 
-.PHONY: demo test lint types wheel check clean
+.PHONY: demo test lint types wheel check matrix bench clean
 .DEFAULT_GOAL := check
 
 demo: $(SETUP)
@@ -23,6 +23,12 @@ types: $(SETUP)
 
 wheel: $(SETUP)
 	scripts/check-wheel $(BIN)/python
+
+matrix:
+	scripts/matrix
+
+bench: $(SETUP)
+	$(BIN)/python -m bench.figures $(ARGS)
 
 check: lint types test wheel
 

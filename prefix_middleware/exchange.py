@@ -79,16 +79,25 @@ class RoutedExchange(Exchange):
     """A request that has a worker."""
 
     def __init__(
-        self, reservation: Reservation, router: Router, telemetry: Telemetry, clock: Clock, *, carried: bool
+        self,
+        reservation: Reservation,
+        worker: str | None,  # None: decided only (shadow)
+        router: Router,
+        telemetry: Telemetry,
+        clock: Clock,
+        *,
+        carried: bool,
     ) -> None:
         super().__init__(reservation.decision)
-        self.worker = reservation.worker
+        self.worker = worker
         self._reservation = reservation
         self._router = router
         self._telemetry = telemetry
         self._clock = clock
         self._carried = carried  # a carrier sees the hop's own status; the host's may be about something else
         self._status = 0
+        self._streams = False  # server-sent events
+        self._generated_tokens = 0
 
     def watch(self, send: Send) -> Send:
         """Return a `send` that notes the first and the last chunk as they pass."""
@@ -103,13 +112,15 @@ class RoutedExchange(Exchange):
     def _note(self, message: Message) -> None:
         if message["type"] == "http.response.start":
             self._status = message["status"]
+            self._streams = _is_event_stream(message)
             if not self._carried:
                 self._router.outcome(self._reservation, self._status, self._clock())
         elif message["type"] in _BODY_TYPES:
             if self._reservation.waiting and 200 <= self._status < 300 and _carries_bytes(message):
                 self._router.start(self._reservation, self._clock())
+            self._generated_tokens += _tokens(message.get("body", b""), self._streams)
             if not message.get("more_body", False):
-                self._router.finish(self._reservation)
+                self._router.finish(self._reservation, self._generated_tokens)
 
     def injected(self) -> None:
         """Count that the header has left the host."""
@@ -127,7 +138,7 @@ class RoutedExchange(Exchange):
         """Count the request out; a record that never started is withdrawn."""
         self.alive = False
         with self._telemetry.guarded():
-            self._router.finish(self._reservation)
+            self._router.finish(self._reservation, self._generated_tokens)
 
     def _raised(self) -> None:
         if not self._carried:
@@ -137,3 +148,13 @@ class RoutedExchange(Exchange):
 
 def _carries_bytes(message: dict[str, Any] | Message) -> bool:
     return message["type"] != "http.response.body" or bool(message.get("body"))
+
+
+def _tokens(body: bytes, streams: bool) -> int:
+    """Estimate generated tokens: one an event of a stream, else four bytes each."""
+    return body.count(b"data:") if streams else len(body) // 4
+
+
+def _is_event_stream(start: Message) -> bool:
+    headers = start.get("headers", ())
+    return any(n.lower() == b"content-type" and v.startswith(b"text/event-stream") for n, v in headers)

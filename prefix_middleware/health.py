@@ -3,6 +3,7 @@
 A refused connection counts at once, a time-out when it comes twice: a busy server answers late. Loads are never touched.
 """
 
+import asyncio
 import re
 import time
 from collections.abc import Callable
@@ -51,11 +52,12 @@ class WorkerHealth:
         """Ask once; whatever happens is an answer."""
         reason = ""
         try:
-            answer = await client.get(self._worker.url.rstrip("/") + "/health")
+            with anyio.fail_after(TIMEOUT_SECONDS):  # the client's own limits begin anew with every byte
+                answer = await client.get(self._worker.url.rstrip("/") + "/health")
             self._timeouts = 0
             if answer.status_code != httpx.codes.OK:
                 reason = f"/health answers {answer.status_code}"
-        except httpx.TimeoutException:
+        except (httpx.TimeoutException, TimeoutError):
             self._timeouts += 1
             if self._timeouts < _TIMEOUTS:
                 return
@@ -75,12 +77,13 @@ class WorkerHealth:
 
     async def _facts(self, client: httpx.AsyncClient) -> None:
         try:
-            restarted = self._start_time(
-                (await client.get(self._worker.url.rstrip("/") + "/metrics")).content
-            )
+            with anyio.fail_after(TIMEOUT_SECONDS):
+                metrics = await client.get(self._worker.url.rstrip("/") + "/metrics")
+            restarted = self._start_time(metrics.content)
             if restarted or self._clock() >= self._models_due:
-                await self._models(client)
-        except httpx.HTTPError:
+                with anyio.fail_after(TIMEOUT_SECONDS):
+                    await self._models(client)
+        except (httpx.HTTPError, TimeoutError):
             self.telemetry.count("health.facts_missing")
 
     def _start_time(self, metrics: bytes) -> bool:
@@ -117,10 +120,10 @@ async def watch_workers(healths: list[WorkerHealth], seconds: float, random: Cal
     limits = httpx.Limits(max_connections=None, keepalive_expiry=seconds * 4)
     async with (
         httpx.AsyncClient(timeout=TIMEOUT_SECONDS, limits=limits, trust_env=False) as client,
-        anyio.create_task_group() as tasks,
+        asyncio.TaskGroup() as tasks,
     ):
         for health in healths:
-            tasks.start_soon(_watch, health, client, seconds, random)
+            tasks.create_task(_watch(health, client, seconds, random))
 
 
 async def _watch(

@@ -38,7 +38,7 @@ class PrefixMiddleware:
         runtime.ensure_started()
         body = await hold_body(scope, receive, runtime.max_body_bytes, runtime.buffered)
         try:
-            prompt = runtime.read_prompt(api, body)
+            prompt = runtime.read_prompt(api, scope, body)
             exchange = runtime.route(prompt)
             exchange.mark(scope, runtime.header)
             with exchange.open():

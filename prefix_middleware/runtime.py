@@ -5,7 +5,6 @@
 """
 
 import asyncio
-import os
 import random
 import time
 from collections.abc import Awaitable, Callable
@@ -14,8 +13,11 @@ from functools import partial
 from typing import Final
 
 import anyio
+from msgspec.structs import replace
+from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from prefix_middleware.advice import Claim, advise
 from prefix_middleware.body import Buffered, HeldBody
 from prefix_middleware.carry.context import Hop, hops
 from prefix_middleware.carry.httpx import install
@@ -30,8 +32,8 @@ from prefix_middleware.mirror import Mirror
 from prefix_middleware.mirror.local import LocalMirror
 from prefix_middleware.mirror.redis import RedisMirror
 from prefix_middleware.peer import RouterPeer
-from prefix_middleware.settings import Settings, SettingsError, unknown_variables
-from prefix_middleware.telemetry import Telemetry, shown
+from prefix_middleware.settings import Settings, SettingsError
+from prefix_middleware.telemetry import Telemetry
 
 STOP_SECONDS: Final = 2.0
 RESTART_SECONDS: Final = 1.0
@@ -56,6 +58,7 @@ class Runtime:
         self.max_body_bytes = settings.max_body_bytes
         self.buffered = Buffered(settings.max_buffered_bytes)
         self.telemetry = Telemetry(settings.log)
+        self._hasher = Hasher(settings.secret, settings.window_bytes)
         self.router = Router(
             settings.workers,
             policy=settings.policy,
@@ -63,12 +66,15 @@ class Runtime:
             index_blocks=settings.index_blocks,
             ttl_seconds=settings.ttl_seconds,
             max_in_flight=settings.max_in_flight,
+            kv_tokens=settings.kv_tokens,
+            block_tokens=self._hasher.block_tokens,
         )
-        self._hasher = Hasher(settings.secret, settings.window_bytes)
         self._clock = clock
-        self._hop = (
-            Hop.of(settings.upstream_url, settings.header, settings.paths) if settings.upstream_url else None
-        )
+        self._sets_header = settings.mode == "on"
+        self._hop: Hop | None = None
+        if settings.upstream_url and self._sets_header:
+            self._hop = Hop.of(settings.upstream_url, settings.header, settings.paths)
+        self._claim = Claim(settings)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._task: asyncio.Task[None] | None = None
 
@@ -83,19 +89,30 @@ class Runtime:
         if scope.get("method") != "POST" or not path.endswith(self.settings.paths):
             self.telemetry.skipped("path")
             return None
-        if not self.settings.workers:
+        if not self.settings.workers or self.settings.mode == "off":
             self.telemetry.skipped("off")
             return None
         return api_of(path)
 
-    def read_prompt(self, api: Api, body: HeldBody) -> HashedPrompt | Skip:
+    def read_prompt(self, api: Api, scope: Scope, body: HeldBody) -> HashedPrompt | Skip:
         """Read and hash the prompt of a held body."""
         if body.skip is not None:
             return Skip(body.skip)
         with self.telemetry.guarded():
-            prompt = canonical_prompt(api, body.data())
-            return prompt if isinstance(prompt, Skip) else self._hasher.hash(prompt)
+            prompt = canonical_prompt(api, body.data(), self.settings.front_fields)
+            if isinstance(prompt, Skip):
+                return prompt
+            model = self.settings.model_aliases.get(prompt.model)
+            if model is not None:
+                prompt = replace(prompt, model=model)
+            return self._hasher.hash(prompt, self._tenant(scope))
         return Skip("error")
+
+    def _tenant(self, scope: Scope) -> str:
+        if self.settings.tenant_header is None:
+            return ""
+        values = Headers(scope=scope).getlist(self.settings.tenant_header)
+        return ",".join(values)  # as a server may join them
 
     def route(self, prompt: HashedPrompt | Skip) -> Exchange:
         """Choose a worker for the prompt; a skipped one, or one that nobody can serve, gets an empty exchange."""
@@ -108,8 +125,9 @@ class Runtime:
                 self.telemetry.decided(routed)
                 return Exchange(routed)
             self.telemetry.decided(routed.decision)
+            worker = routed.worker if self._sets_header else None
             carried = self._hop is not None
-            return RoutedExchange(routed, self.router, self.telemetry, self._clock, carried=carried)
+            return RoutedExchange(routed, worker, self.router, self.telemetry, self._clock, carried=carried)
         self.telemetry.skipped("error")
         return Exchange()
 
@@ -130,50 +148,38 @@ class Runtime:
         loop = asyncio.get_running_loop()
         if self._loop is loop or self._error is not None:
             return
-        self._loop = loop
+        first, self._loop = self._loop is None, loop
         with self.telemetry.guarded():
-            self._say_what_may_surprise()
+            advise(self.settings, self.telemetry, from_env=self._from_env)
+            self._claim.take(self.telemetry)
             if self._hop is not None:
                 install()
-                hops.append(self._hop)
+                if first:  # a loop that ended without a stop has left it there
+                    hops.append(self._hop)
             peer = RouterPeer(self.router, self.telemetry, self._clock, loop)
             self._task = loop.create_task(self._run(peer), name="prefix_middleware", context=Context())
 
     async def stop(self) -> None:
         """End the background tasks and make the carriers inert."""
-        task, self._task, self._loop = self._task, None, None
-        if self._hop in hops:
+        self._claim.give_up()
+        if self._loop is not None and self._hop in hops:
             hops.remove(self._hop)
+        task, self._task, self._loop = self._task, None, None
         if task is not None:
             task.cancel()
             await asyncio.wait([task], timeout=STOP_SECONDS)
-
-    def _say_what_may_surprise(self) -> None:
-        self.telemetry.check_visible()
-        unknown = unknown_variables(os.environ) if self._from_env else []
-        if unknown:
-            names = ", ".join(map(shown, unknown))
-            self.telemetry.warn("unknown_variables", f"[PREFIX] warning: no setting reads {names}")
-        if self.settings.redis_url and self.settings.secret is None:
-            self.telemetry.warn(
-                "no_secret",
-                "[PREFIX] warning: without PREFIX_SECRET whoever reads Redis can test guesses at prompts",
-            )
-        if not self.settings.workers:
-            self.telemetry.warn(
-                "no_workers", "[PREFIX] warning: PREFIX_WORKERS names no workers; requests pass unrouted"
-            )
 
     async def _run(self, peer: RouterPeer) -> None:
         settings = self.settings
         mirror: Mirror = LocalMirror()
         if settings.redis_url is not None:
-            mirror = RedisMirror(settings.redis_url, settings.fleet, self._hasher.fingerprint)
+            shadow = settings.mode == "shadow"
+            mirror = RedisMirror(settings.redis_url, settings.fleet, self._hasher.fingerprint, shadow=shadow)
         healths = [WorkerHealth(w, self.router, self.telemetry, self._clock) for w in settings.workers]
         watch = partial(watch_workers, healths, settings.health_seconds, random.random)
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(self._forever, partial(mirror.run, peer))
-            tasks.start_soon(self._forever, watch)
+        async with asyncio.TaskGroup() as tasks:  # anyio's warns when it is cancelled before its tasks begin
+            tasks.create_task(self._forever(partial(mirror.run, peer)))
+            tasks.create_task(self._forever(watch))
 
     async def _forever(self, work: Callable[[], Awaitable[None]]) -> None:
         while True:

@@ -8,6 +8,7 @@
 from bisect import bisect_right
 from collections.abc import Iterator
 from functools import lru_cache
+from itertools import pairwise
 from typing import Final
 
 from blake3 import blake3
@@ -67,6 +68,8 @@ class Hasher:
         """Names scheme, key and window; entries with another one are foreign."""
         self._root = lru_cache(maxsize=256)(self._root_of)
         self._tokens = tuple(int(edge / BYTES_PER_TOKEN) for edge in (0, *self._edges))
+        self.block_tokens = tuple(b - a for a, b in pairwise(self._tokens))
+        """Length of each block, in tokens."""
 
     def hash(self, prompt: CanonicalPrompt, tenant: str = "") -> HashedPrompt:
         """Hash the full blocks inside the window, and the prompt's own end."""

@@ -13,6 +13,8 @@ from typing import Final
 
 from msgspec import Struct
 
+from prefix_middleware.core.capacity import Capacity, Stamp
+
 PROVISIONAL_RECORDS: Final = 4096
 PROVISIONAL_SECONDS: Final = 120.0
 
@@ -22,17 +24,6 @@ RecordName = tuple[str, int]
 
 Holder = tuple[str, float]
 """A worker in one epoch."""
-
-
-class Stamp:
-    """Who recorded a block last, in which epoch and when; shared by all blocks of one record."""
-
-    __slots__ = ("epoch", "time", "worker")
-
-    def __init__(self, worker: str, epoch: float, time: float) -> None:
-        self.worker = worker
-        self.epoch = epoch
-        self.time = time
 
 
 class _Provisional(Struct, frozen=True):
@@ -48,14 +39,13 @@ class PrefixIndex:
         self._bound = bound
         self._ttl = ttl_seconds
         self._epochs: dict[str, float] = {}
-        self._blocks: OrderedDict[bytes, Stamp | dict[str, Stamp]] = (
-            OrderedDict()
-        )  # least recently touched first
+        self._capacity: dict[str, Capacity] = {}  # of the workers whose KV cache is known
+        # least recently touched first
+        self._blocks: OrderedDict[bytes, Stamp | dict[str, Stamp]] = OrderedDict()
         self._pairs = 0
         self._records: OrderedDict[RecordName, _Provisional] = OrderedDict()  # oldest first
-        self._overlay: dict[
-            bytes, Holder | dict[Holder, int]
-        ] = {}  # one record's holder, or how many records each has
+        # the holder of the one record that has a block, or how many records each holder has
+        self._overlay: dict[bytes, Holder | dict[Holder, int]] = {}
 
     def __len__(self) -> int:
         """Return the number of confirmed (block, worker) pairs, stale ones included; never above the bound."""
@@ -69,12 +59,25 @@ class PrefixIndex:
     def set_epoch(self, worker: str, epoch: float) -> None:
         """Count only what is recorded under this epoch of the worker, at O(1) cost."""
         self._epochs[worker] = epoch
+        if worker in self._capacity:
+            self.set_capacity(worker, self._capacity[worker].limit_tokens)
 
-    def record(self, hashes: Sequence[bytes], worker: str, epoch: float, now: float) -> None:
-        """Note that the worker holds these blocks, first block first, as of `now`."""
+    def set_capacity(self, worker: str, tokens: int | None) -> None:
+        """Count no more than fits into the worker's KV cache; None: unknown, the rule is off."""
+        if tokens is None:
+            self._capacity.pop(worker, None)
+        else:
+            self._capacity[worker] = Capacity(tokens)
+
+    def record(
+        self, hashes: Sequence[bytes], worker: str, epoch: float, now: float, tokens: Sequence[int] = ()
+    ) -> Stamp:
+        """Note that the worker holds these blocks, first block first, as of `now`; `tokens` says how long each is."""
         stamp = Stamp(worker, epoch, now)
         oldest = now - self._ttl
         blocks = self._blocks
+        if worker in self._capacity:
+            self._own(stamp, hashes, tokens, oldest)
         for block in reversed(hashes):
             entry = blocks.get(block)
             if entry is None:
@@ -89,6 +92,25 @@ class PrefixIndex:
         while self._pairs > self._bound:
             _, gone = blocks.popitem(last=False)
             self._pairs -= len(gone) if isinstance(gone, dict) else 1
+        return stamp
+
+    def _own(self, stamp: Stamp, hashes: Sequence[bytes], tokens: Sequence[int], oldest: float) -> None:
+        capacity = self._capacity[stamp.worker]
+        for block, length in zip(hashes, tokens, strict=False):  # the end mark has no tokens
+            entry = self._blocks.get(block)
+            known = entry.get(stamp.worker) if isinstance(entry, dict) else entry
+            if known is not None and known.worker == stamp.worker and self._valid(known, oldest):
+                if known.time > stamp.time:
+                    continue
+                capacity.take(known, length)
+            stamp.tokens += length
+        capacity.add(stamp)
+
+    def grow(self, stamp: Stamp, tokens: int) -> None:
+        """Note that the worker holds so many generated tokens behind a recorded prompt."""
+        capacity = self._capacity.get(stamp.worker)
+        if capacity is not None and self._epochs.get(stamp.worker) == stamp.epoch:
+            capacity.grow(stamp, tokens)
 
     def _share(self, block: bytes, entry: Stamp | dict[str, Stamp], stamp: Stamp, oldest: float) -> None:
         held = entry if isinstance(entry, dict) else {entry.worker: entry}

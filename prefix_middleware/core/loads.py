@@ -63,6 +63,12 @@ class Loads(Generic[S]):
         self._gauges_until = math.inf
         self._in_flight = Counter({0: len(states)})  # requests in flight -> workers that have so many
 
+    def set_capacity(self, state: S, kv_tokens: int | None) -> None:
+        """Note a worker's KV cache; one that does not say counts as the median of those that do."""
+        state.kv_tokens = kv_tokens
+        known = sorted(s.kv_tokens for s in self.states.values() if s.kv_tokens)
+        self.capacity = known[len(known) // 2] if known else CAPACITY_TOKENS
+
     def load(self, state: S, now: float) -> Load:
         """Sum own requests and the others' gauges."""
         fill = self._given(state, now) / (state.kv_tokens or self.capacity)

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from prefix_middleware.core.blocks import HashedPrompt
+from prefix_middleware.core.capacity import Stamp
 from prefix_middleware.core.choose import Decision
 from prefix_middleware.core.updates import HASH_BYTES, Record
 
@@ -26,6 +27,7 @@ class Reservation:
     finished: bool = False
     published: bool = False  # others have heard of it as provisional
     answered: bool = False  # its outcome has been counted
+    stamp: Stamp | None = None  # of its record, once the answer has started
 
     @property
     def blocks(self) -> tuple[bytes, ...]:

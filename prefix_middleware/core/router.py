@@ -12,7 +12,7 @@ from typing import Final
 
 from prefix_middleware.core.blocks import HashedPrompt
 from prefix_middleware.core.choose import Choice, Decision, Figures, choose, decision
-from prefix_middleware.core.index import PrefixIndex
+from prefix_middleware.core.index import PROVISIONAL_SECONDS, PrefixIndex
 from prefix_middleware.core.rendezvous import Rendezvous
 from prefix_middleware.core.reservation import Reservation, recorded_blocks
 from prefix_middleware.core.situation import look_at
@@ -45,6 +45,8 @@ class Router:
         index_blocks: int = 200_000,
         ttl_seconds: float = 5400.0,
         max_in_flight: int = 256,
+        kv_tokens: int | None = None,
+        block_tokens: Sequence[int] = (),
     ) -> None:
         self.fleet = Fleet(workers, max_in_flight)
         self.index = PrefixIndex(index_blocks, ttl_seconds)
@@ -53,12 +55,14 @@ class Router:
         self._policy, self._figures = policy, figures or Figures()
         self._lock = threading.Lock()
         self._outbox: deque[Update] = deque()
-        self._unpublished: deque[tuple[float, Reservation]] = deque()
+        self._unpublished: deque[tuple[float, Reservation]] = deque(maxlen=OUTBOX_UPDATES)
         self._numbers = 0
         self._rendezvous = Rendezvous(self.fleet.states)
         self._older: dict[str, int] = {}  # polls in a row that showed an epoch before the current one
+        self._block_tokens = block_tokens
         for state in self.fleet.states.values():
             self.index.set_epoch(state.id, state.epoch)
+            self._set_capacity(state, kv_tokens)
 
     def route(self, prompt: HashedPrompt, now: float, random: float) -> Reservation | Decision:
         """Choose a worker, count the request in and note the prompt there; a bare Decision means nobody is ready.
@@ -117,11 +121,13 @@ class Router:
             self.index.withdraw((_OWN, reservation.number))
             if reservation.epoch != state.epoch and reservation.generation != state.generation:
                 return  # the worker has restarted since
-            self.index.record(reservation.blocks, state.id, state.epoch, now)
+            reservation.stamp = self.index.record(
+                reservation.blocks, state.id, state.epoch, now, self._block_tokens
+            )
             self.fleet.give(state, reservation.prompt.tokens, now, now)
             self._publish(reservation.record(Confirmed, state.epoch))
 
-    def finish(self, reservation: Reservation) -> None:
+    def finish(self, reservation: Reservation, generated_tokens: int = 0) -> None:
         """The request is over: count it out, and withdraw a record that never started. Only the first call counts."""
         with self._lock:
             if reservation.finished:
@@ -129,6 +135,8 @@ class Router:
             reservation.finished = True
             state = self.fleet.states[reservation.worker]
             self._release(state, reservation)
+            if reservation.stamp is not None:
+                self.index.grow(reservation.stamp, generated_tokens)
             if not reservation.answered:
                 self.fleet.undecided(state)
 
@@ -160,7 +168,8 @@ class Router:
             prompt = reservation.prompt
             reservation.number, reservation.worker, reservation.published = self._numbers, served, False
             reservation.epoch, reservation.generation = state.epoch, state.generation
-            reservation.matched_tokens = prompt.matched_tokens[self.index.match(prompt.hashes, served, now)]
+            blocks = self.index.match(prompt.hashes, served, now) if prompt.reads_cache else 0
+            reservation.matched_tokens = prompt.matched_tokens[blocks]
             reservation.uncached_tokens = max(1, prompt.tokens - reservation.matched_tokens)
             self.fleet.reserve(state, reservation.uncached_tokens, prompt.tokens)
             name = (_OWN, reservation.number)
@@ -177,7 +186,9 @@ class Router:
                 self.fleet.busy(state, now)
             elif status is None or status >= 500:
                 self._failed(state, now)
-            elif 200 <= status < 300 and self.fleet.answered(state):
+            elif not 200 <= status < 300:
+                self.fleet.undecided(state)
+            elif self.fleet.answered(state):
                 self._publish(Suspect(state.id, state.epoch, 0.0))
 
     def _failed(self, state: WorkerState, now: float) -> None:
@@ -197,6 +208,10 @@ class Router:
         """Note what a worker serves; None is unknown."""
         with self._lock:
             self.fleet.set_models(self.fleet.states[worker], models, max_tokens)
+
+    def _set_capacity(self, state: WorkerState, kv_tokens: int | None) -> None:
+        self.fleet.set_capacity(state, kv_tokens)
+        self.index.set_capacity(state.id, kv_tokens)
 
     def set_epoch(self, worker: str, epoch: float, now: float) -> bool:
         """Note a start time that the worker itself exports; return whether it has restarted.
@@ -243,14 +258,21 @@ class Router:
         if update.epoch != state.epoch:
             return
         if isinstance(update, Suspect):
-            self.fleet.suspect(state, max(0.0, update.seconds - age) if update.seconds else 0.0, now)
+            if not update.seconds or update.seconds > age:  # else it is over
+                self.fleet.suspect(state, max(0.0, update.seconds - age), now)
             return
+        self._merge_record(origin, update, state, age, now)
+
+    def _merge_record(
+        self, origin: str, update: Provisional | Confirmed, state: WorkerState, age: float, now: float
+    ) -> None:
         hashes = recorded_blocks(update)
         if isinstance(update, Provisional):
-            self.index.propose((origin, update.record), hashes, state.id, update.epoch, now - age)
+            if age <= PROVISIONAL_SECONDS:
+                self.index.propose((origin, update.record), hashes, state.id, update.epoch, now - age)
         else:
             self.index.withdraw((origin, update.record))
-            self.index.record(hashes, state.id, update.epoch, now - age)
+            self.index.record(hashes, state.id, update.epoch, now - age, self._block_tokens)
             self.fleet.give(state, update.prompt_tokens, now - age, now)
 
     def merge_gauges(self, origin: str, gauges: Sequence[Gauge], now: float) -> None:

@@ -127,6 +127,8 @@ class Fleet(Loads[WorkerState]):
 
     def failed(self, state: WorkerState, now: float) -> float:
         """Count a 5xx or a lost connection; return for how many seconds it is now excluded, 0 for not."""
+        if state.exclusion_seconds and now < state.excluded_until:
+            return 0.0  # sent before it was suspect: one crash fails all that is in flight
         state.trial = False
         state.failures += 1
         self.changed()
