@@ -114,7 +114,7 @@ class RoutedExchange(Exchange):
             self._status = message["status"]
             self._streams = _is_event_stream(message)
             if not self._carried:
-                self._router.outcome(self._reservation, self._status, self._clock())
+                self._outcome(self._status)
         elif message["type"] in _BODY_TYPES:
             if self._reservation.waiting and 200 <= self._status < 300 and _carries_bytes(message):
                 self._router.start(self._reservation, self._clock())
@@ -131,8 +131,9 @@ class RoutedExchange(Exchange):
         with self._telemetry.guarded():
             if worker is not None:
                 self._telemetry.count("echoes")
-                self._router.move(self._reservation, worker, self._clock())
-            self._router.outcome(self._reservation, status, self._clock())
+                chosen = self._reservation.worker
+                self._say_suspect(chosen, self._router.move(self._reservation, worker, self._clock()))
+            self._outcome(status)
 
     def finish(self) -> None:
         """Count the request out; a record that never started is withdrawn."""
@@ -143,7 +144,16 @@ class RoutedExchange(Exchange):
     def _raised(self) -> None:
         if not self._carried:
             with self._telemetry.guarded():
-                self._router.outcome(self._reservation, None, self._clock())
+                self._outcome(None)
+
+    def _outcome(self, status: int | None) -> None:
+        worker = self._reservation.worker
+        self._say_suspect(worker, self._router.outcome(self._reservation, status, self._clock()))
+
+    def _say_suspect(self, worker: str, seconds: float) -> None:
+        if seconds:
+            message = f"worker {worker} is suspect: it failed twice in a row; left alone for {seconds:.0f} s"
+            self._telemetry.state("worker_suspect", message, bad=True, worker=worker, seconds=seconds)
 
 
 def _carries_bytes(message: dict[str, Any] | Message) -> bool:

@@ -14,7 +14,6 @@ from typing import Final
 
 import anyio
 from msgspec.structs import replace
-from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from prefix_middleware.advice import Claim, advise
@@ -111,8 +110,9 @@ class Runtime:
     def _tenant(self, scope: Scope) -> str:
         if self.settings.tenant_header is None:
             return ""
-        values = Headers(scope=scope).getlist(self.settings.tenant_header)
-        return ",".join(values)  # as a server may join them
+        header = self.settings.tenant_header.lower().encode()
+        values = [value for name, value in scope.get("headers", ()) if name.lower() == header]
+        return b",".join(values).decode("latin-1")  # as a server may join them
 
     def route(self, prompt: HashedPrompt | Skip) -> Exchange:
         """Choose a worker for the prompt; a skipped one, or one that nobody can serve, gets an empty exchange."""

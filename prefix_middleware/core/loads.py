@@ -163,6 +163,9 @@ class Loads(Generic[S]):
 
     def give(self, state: S, tokens: int, at: float, now: float) -> None:
         """Note that a prompt of `tokens` was confirmed at `at`, now or earlier."""
+        tokens = min(
+            tokens, int(state.kv_tokens or self.capacity)
+        )  # no prompt fills more than the whole cache
         decayed = tokens * math.exp(min(0.0, at - now) / FILL_SECONDS)
         state.given_tokens = self._given(state, now) + decayed
         state.given_at = now

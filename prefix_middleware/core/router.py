@@ -7,15 +7,16 @@
 
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final
 
 from prefix_middleware.core.blocks import HashedPrompt
 from prefix_middleware.core.choose import Choice, Decision, Figures, choose, decision
-from prefix_middleware.core.index import PROVISIONAL_SECONDS, PrefixIndex
+from prefix_middleware.core.knowledge import Knowledge
 from prefix_middleware.core.rendezvous import Rendezvous
-from prefix_middleware.core.reservation import Reservation, recorded_blocks
+from prefix_middleware.core.reservation import Reservation
 from prefix_middleware.core.situation import look_at
+from prefix_middleware.core.snapshot import Snapshot
 from prefix_middleware.core.updates import (
     Confirmed,
     Gauge,
@@ -25,12 +26,12 @@ from prefix_middleware.core.updates import (
     Update,
     Withdrawn,
 )
-from prefix_middleware.core.workers import Fleet, Worker, WorkerState
+from prefix_middleware.core.warm import restore, snapshot_of
+from prefix_middleware.core.workers import Worker, WorkerState
 
 OUTBOX_UPDATES: Final = 8192
 PROVISIONAL_DELAY_SECONDS: Final = 0.05  # most answers start or fail before others need to know
 _OWN: Final = ""  # origin of this process's own records in its own index
-_FRESH_POLLS: Final = 2
 
 
 class Router:
@@ -48,9 +49,17 @@ class Router:
         kv_tokens: int | None = None,
         block_tokens: Sequence[int] = (),
     ) -> None:
-        self.fleet = Fleet(workers, max_in_flight)
-        self.index = PrefixIndex(index_blocks, ttl_seconds)
+        self.knowledge = Knowledge(
+            workers,
+            index_blocks=index_blocks,
+            ttl_seconds=ttl_seconds,
+            max_in_flight=max_in_flight,
+            kv_tokens=kv_tokens,
+            block_tokens=block_tokens,
+        )
+        self.fleet, self.index = self.knowledge.fleet, self.knowledge.index
         self.on_update: Callable[[], None] = lambda: None  # called when there is something to drain
+        self.on_load: Callable[[], None] = lambda: None  # called when a request is counted in or out
         self.dropped_updates = 0
         self._policy, self._figures = policy, figures or Figures()
         self._lock = threading.Lock()
@@ -58,11 +67,6 @@ class Router:
         self._unpublished: deque[tuple[float, Reservation]] = deque(maxlen=OUTBOX_UPDATES)
         self._numbers = 0
         self._rendezvous = Rendezvous(self.fleet.states)
-        self._older: dict[str, int] = {}  # polls in a row that showed an epoch before the current one
-        self._block_tokens = block_tokens
-        for state in self.fleet.states.values():
-            self.index.set_epoch(state.id, state.epoch)
-            self._set_capacity(state, kv_tokens)
 
     def route(self, prompt: HashedPrompt, now: float, random: float) -> Reservation | Decision:
         """Choose a worker, count the request in and note the prompt there; a bare Decision means nobody is ready.
@@ -107,6 +111,7 @@ class Router:
         name = (_OWN, reservation.number)
         self.index.propose(name, reservation.blocks, state.id, state.epoch, now)
         self._unpublished.append((now + PROVISIONAL_DELAY_SECONDS, reservation))
+        self.on_load()
         return reservation
 
     def start(self, reservation: Reservation, now: float) -> None:
@@ -122,7 +127,7 @@ class Router:
             if reservation.epoch != state.epoch and reservation.generation != state.generation:
                 return  # the worker has restarted since
             reservation.stamp = self.index.record(
-                reservation.blocks, state.id, state.epoch, now, self._block_tokens
+                reservation.blocks, state.id, state.epoch, now, self.knowledge.block_tokens
             )
             self.fleet.give(state, reservation.prompt.tokens, now, now)
             self._publish(reservation.record(Confirmed, state.epoch))
@@ -144,13 +149,17 @@ class Router:
         if reservation.generation == state.generation:
             waiting = reservation.uncached_tokens if reservation.waiting else 0
             self.fleet.release(state, waiting, reservation.prompt.tokens)
+            self.on_load()
         if reservation.waiting:
             self.index.withdraw((_OWN, reservation.number))
             if reservation.published:
                 self._publish(Withdrawn(reservation.number))
 
-    def move(self, reservation: Reservation, served: str, now: float) -> None:
-        """Another worker than the chosen one has served it: load and record follow. Unknown names are ignored."""
+    def move(self, reservation: Reservation, served: str, now: float) -> float:
+        """Another worker than the chosen one has served it: load and record follow. Unknown names are ignored.
+
+        Returns for how many seconds the chosen one is now left alone as suspect, 0 for not.
+        """
         with self._lock:
             state = self.fleet.states.get(served)
             if (
@@ -159,10 +168,12 @@ class Router:
                 or reservation.finished
                 or not reservation.waiting
             ):
-                return
+                return 0.0
             chosen = self.fleet.states[reservation.worker]
             self._release(chosen, reservation)
-            self._failed(chosen, now)  # nginx leaves a named worker only when that one fails
+            suspect_seconds = self._failed(
+                chosen, now
+            )  # nginx leaves a named worker only when that one fails
             reservation.answered = False
             self._numbers += 1
             prompt = reservation.prompt
@@ -174,27 +185,33 @@ class Router:
             self.fleet.reserve(state, reservation.uncached_tokens, prompt.tokens)
             name = (_OWN, reservation.number)
             self.index.propose(name, reservation.blocks, served, state.epoch, now)
+            return suspect_seconds
 
-    def outcome(self, reservation: Reservation, status: int | None, now: float) -> None:
-        """Count what came back from its worker, once per request: an HTTP status, or None for a lost connection."""
+    def outcome(self, reservation: Reservation, status: int | None, now: float) -> float:
+        """Count what came back from its worker, once per request: an HTTP status, or None for a lost connection.
+
+        Returns for how many seconds the worker is now left alone as suspect, 0 for not.
+        """
         with self._lock:
             if reservation.answered:
-                return
+                return 0.0
             state = self.fleet.states[reservation.worker]
             reservation.answered = True
             if status == 503:
                 self.fleet.busy(state, now)
             elif status is None or status >= 500:
-                self._failed(state, now)
+                return self._failed(state, now)
             elif not 200 <= status < 300:
                 self.fleet.undecided(state)
             elif self.fleet.answered(state):
                 self._publish(Suspect(state.id, state.epoch, 0.0))
+            return 0.0
 
-    def _failed(self, state: WorkerState, now: float) -> None:
+    def _failed(self, state: WorkerState, now: float) -> float:
         seconds = self.fleet.failed(state, now)
         if seconds:
             self._publish(Suspect(state.id, state.epoch, seconds))
+        return seconds
 
     def set_ready(self, worker: str, ready: bool, now: float) -> bool:
         """Note a worker's health; return whether that is news."""
@@ -209,71 +226,21 @@ class Router:
         with self._lock:
             self.fleet.set_models(self.fleet.states[worker], models, max_tokens)
 
-    def _set_capacity(self, state: WorkerState, kv_tokens: int | None) -> None:
-        self.fleet.set_capacity(state, kv_tokens)
-        self.index.set_capacity(state.id, kv_tokens)
-
     def set_epoch(self, worker: str, epoch: float, now: float) -> bool:
-        """Note a start time that the worker itself exports; return whether it has restarted.
-
-        An older one than known counts when it is seen twice in a row: the first may be an answer overtaken by a restart.
-        """
+        """Note a start time that the worker itself exports; return whether it has restarted."""
         with self._lock:
-            state = self.fleet.states[worker]
-            self._older[worker] = self._older.get(worker, 0) + 1 if epoch < state.epoch else 0
-            if epoch == state.epoch or 0 < self._older[worker] < _FRESH_POLLS:
-                return False
-            return self._restart(state, epoch, now)
+            return self.knowledge.observe_epoch(self.fleet.states[worker], epoch, now)
 
     def lost(self, worker: str, epoch: float) -> None:
         """Announce that a worker without a start time of its own has restarted; counts when it comes back by the mirror."""
         with self._lock:
             self._publish(Notice(worker, self.fleet.states[worker].epoch, epoch))
 
-    def _restart(self, state: WorkerState, epoch: float, now: float) -> bool:
-        known = state.epoch != 0.0
-        self.fleet.restart(state, epoch, now)
-        self.index.set_epoch(state.id, epoch)
-        return known
-
     def merge(self, origin: str, updates: Sequence[Update], age_seconds: float, now: float) -> None:
         """Apply what another gateway has published; safe to repeat. Unknown workers are ignored."""
         with self._lock:
             for update in updates:
-                self._merge(origin, update, age_seconds, now)
-
-    def _merge(self, origin: str, update: Update, age: float, now: float) -> None:
-        if isinstance(update, Withdrawn):
-            self.index.withdraw((origin, update.record))
-            return
-        state = self.fleet.states.get(update.worker)
-        if state is None:
-            return
-        if isinstance(update, Notice):
-            if update.old == state.epoch and update.new != update.old:
-                self._restart(state, update.new, now)
-            return
-        if update.epoch > state.epoch:  # its gateway has seen the restart first
-            self._restart(state, update.epoch, now)
-        if update.epoch != state.epoch:
-            return
-        if isinstance(update, Suspect):
-            if not update.seconds or update.seconds > age:  # else it is over
-                self.fleet.suspect(state, max(0.0, update.seconds - age), now)
-            return
-        self._merge_record(origin, update, state, age, now)
-
-    def _merge_record(
-        self, origin: str, update: Provisional | Confirmed, state: WorkerState, age: float, now: float
-    ) -> None:
-        hashes = recorded_blocks(update)
-        if isinstance(update, Provisional):
-            if age <= PROVISIONAL_SECONDS:
-                self.index.propose((origin, update.record), hashes, state.id, update.epoch, now - age)
-        else:
-            self.index.withdraw((origin, update.record))
-            self.index.record(hashes, state.id, update.epoch, now - age, self._block_tokens)
-            self.fleet.give(state, update.prompt_tokens, now - age, now)
+                self.knowledge.merge(origin, update, age_seconds, now)
 
     def merge_gauges(self, origin: str, gauges: Sequence[Gauge], now: float) -> None:
         """Replace what is known of the loads of another origin."""
@@ -284,6 +251,24 @@ class Router:
         """Return this process's own loads."""
         with self._lock:
             return self.fleet.own_gauges()
+
+    def next_due(self) -> float | None:
+        """Return when the next provisional record is due for publication; None while there is none."""
+        with self._lock:
+            while self._unpublished:
+                due, reservation = self._unpublished[0]
+                if reservation.waiting and not reservation.finished:
+                    return due
+                self._unpublished.popleft()
+            return None
+
+    def snapshot(self, now: float) -> Iterator[Snapshot | None]:
+        """Yield None after each short step, then what a gateway that starts later needs."""
+        return snapshot_of(self.knowledge, self._lock, now)
+
+    def restore(self, snapshot: Snapshot, age_seconds: float, now: float) -> Iterator[None]:
+        """Take over what a snapshot says, step by step; raises ValueError, with nothing changed, for a broken one."""
+        return restore(self.knowledge, self._lock, snapshot, age_seconds, now)
 
     def drain(self, now: float) -> list[Update]:
         """Take the updates that are due; a provisional record is, once it is old enough and still provisional."""
