@@ -113,7 +113,8 @@ def _is_http_url(value: object) -> bool:
         return False  # these would also end a directive of the nginx configuration
     try:
         parts = urlsplit(value)
-        return parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port or 1) > 0
+        named = bool(parts.hostname) and parts.username is None and parts.password is None
+        return parts.scheme in ("http", "https") and named and parts.port != 0
     except ValueError:
         return False
 
@@ -122,7 +123,7 @@ def _is_origin(value: object) -> bool:
     if not _is_http_url(value):
         return False
     parts = urlsplit(str(value))
-    return parts.path in ("", "/") and not parts.query and not parts.fragment and parts.username is None
+    return parts.path in ("", "/") and not parts.query and not parts.fragment
 
 
 def _is_names(value: object) -> bool:

@@ -39,6 +39,11 @@ _SUFFIXES: Final[Mapping[str, Api]] = {
     "/responses": "responses",
     "/messages": "messages",
 }
+_UNREAD: Final = (
+    "echo",
+    "prompt_logprobs",
+    "prompt_logprob_token_ids",
+)  # with one of these vLLM skips the look-up
 _OUTPUT_LIMITS: Final = ("max_completion_tokens", "max_tokens", "max_output_tokens")
 
 
@@ -97,14 +102,14 @@ def _prompt(api: Api, request: dict[str, Any], front: frozenset[str]) -> Canonic
     if not writer.chunks:
         raise Unreadable
     offsets = writer.offsets() if writer.media or writer.reply is not None else []
-    logprobs = request.get("prompt_logprobs")
+    unread = [request.get(name) for name in _UNREAD]
     return CanonicalPrompt(
         data=b"".join(writer.chunks),
         model=text_of(request.get("model")),
         salt=text_of(request.get("cache_salt")),
         media_ends=tuple(offsets[count] for count in writer.media),
         reply_offset=None if writer.reply is None else offsets[writer.reply],
-        reads_cache=(logprobs is None or logprobs is False) and not request.get("echo"),
+        reads_cache=all(value is None or value is False for value in unread),
         output_tokens=max(
             (v for name in _OUTPUT_LIMITS if isinstance(v := request.get(name), int)), default=0
         ),

@@ -118,8 +118,6 @@ REQUESTS: dict[str, tuple[Situation, tuple[str, str]]] = {
     "power of two choices": (situation(4000, [worker("w1", 2), worker("w2", 1)]), ("miss", "w2")),
     "tokens are nothing": (
         situation(4000, [worker("w1", 1, backlog=90_000, fill=1.0), worker("w2", 2)]), ("miss", "w1")),
-    "one hot worker does not matter to a prefix elsewhere": (
-        situation(4000, [worker("w1", 40), worker("w3")], worker("w2", 0, 10)), ("hit", "w2")),
     "all full": (
         situation(4000, [worker("w1", FULL + 9), worker("w2", FULL + 1)], worker("w1", FULL + 9, 9)), ("busy", "w2")),
     "one candidate": (situation(4000, [worker("w1", 99)]), ("only", "w1")),

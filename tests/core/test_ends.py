@@ -117,7 +117,7 @@ def test_a_conversation_longer_than_the_window_is_still_continued() -> None:
 
 
 def test_a_tool_loop_continues_itself() -> None:
-    """An agent's next request ends in tool results and no user text: it continues the request before."""
+    """The next request of a loop ends in tool results and no user text: it continues the request before."""
     first: list[Any] = [user("go")]
     second = [*first, assistant(None, tool_calls=[call("f", "{}")]), {"role": "tool", "content": OK}]
     assert hashed("chat", chat(*second)).previous_end == hashed("chat", chat(*first)).end

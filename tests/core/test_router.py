@@ -55,6 +55,17 @@ def test_the_first_byte_ends_the_backlog_and_the_last_the_rest() -> None:
     assert (started, counters(router)["w1"]) == ((1, 0, prompt.tokens), (0, 0, 0))
 
 
+def test_a_request_is_counted_out_once() -> None:
+    """Several ends of one request, as an exception and a disconnect, take nothing from another one."""
+    router = make_router("w1")
+    other = route(router, PROMPTS[0])
+    for _ in range(100):
+        reservation = route(router, PROMPTS[1])
+        for _ in range(3):
+            router.finish(reservation)
+    assert counters(router)["w1"] == (1, other.uncached_tokens, PROMPTS[0].tokens)
+
+
 def test_what_is_cached_is_no_backlog() -> None:
     """Only tokens that must be computed count as waiting work."""
     router = make_router("w1")

@@ -208,7 +208,7 @@ def assert_nothing_left(middleware: PrefixMiddleware) -> None:
     assert left == (dict.fromkeys(loads, IDLE), 0, 0)
 
 
-async def eventually(condition: Callable[[], object], what: str = "condition", seconds: float = 5.0) -> None:
+async def eventually(condition: Callable[[], object], what: str = "condition", seconds: float = 20.0) -> None:
     """Let the event loop go round until the condition is true; raise TimeoutError when `seconds` have passed."""
     deadline = time.monotonic() + seconds
     while not condition():

@@ -133,10 +133,10 @@ async def test_behind_the_replay_receive_is_the_servers_own(silent_port: int) ->
     client = Client(*pieces(chat(), [3, 4]))
     async with mounted(host, settings_for(silent_port)) as middleware:
         task = asyncio.create_task(middleware(http_scope(), client.receive, client.send))
-        await asyncio.wait_for(client.waiting.wait(), 5)
+        await asyncio.wait_for(client.waiting.wait(), 20)
         assert (client.receives, task.done()) == (4, False)
         client.leave()
-        await asyncio.wait_for(task, 5)
+        await asyncio.wait_for(task, 20)
     assert [message is LEFT for message in after] == [True, True]
 
 
@@ -154,7 +154,7 @@ async def test_a_hosts_own_cancelled_receive_is_cancelled(silent_port: int) -> N
         outcomes.append(listener.cancelled())
 
     async with mounted(host, settings_for(silent_port)) as middleware:
-        await asyncio.wait_for(middleware(http_scope(), client.receive, client.send), 5)
+        await asyncio.wait_for(middleware(http_scope(), client.receive, client.send), 20)
     assert outcomes == [True]
 
 
@@ -228,7 +228,7 @@ async def test_a_streaming_response_runs_to_its_end(silent_port: int, spec_versi
     app = Starlette(routes=[Route(CHAT, endpoint, methods=["POST"])])
     async with mounted(app, settings_for(silent_port)) as middleware:
         scope = http_scope(asgi={"version": "3.0", "spec_version": spec_version})
-        client = await asyncio.wait_for(ask(middleware, chat(), scope), 5)
+        client = await asyncio.wait_for(ask(middleware, chat(), scope), 20)
         assert_nothing_left(middleware)
     assert (client.answer.decode(), polled) == ("".join(f"{i} " for i in range(100)), [False] * 50)
 

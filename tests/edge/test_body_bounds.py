@@ -112,12 +112,12 @@ async def test_the_process_holds_no_more_than_its_cap(silent_port: int) -> None:
             Client(*pieces(chat())),
         )
         holding = asyncio.create_task(middleware(http_scope(), slow.receive, slow.send))
-        await asyncio.wait_for(slow.waiting.wait(), 5)
+        await asyncio.wait_for(slow.waiting.wait(), 20)
         assert middleware._runtime.buffered.held_bytes == 3700
         await middleware(http_scope(), quick.receive, quick.send)
         assert skips_of(middleware) == {"too_large": 1}
         slow.leave()
-        await asyncio.wait_for(holding, 5)
+        await asyncio.wait_for(holding, 20)
         await middleware(http_scope(), later.receive, later.send)
         assert_nothing_left(middleware)
         assert (headers, skips_of(middleware)) == ([[], [], [b"w1"]], {"too_large": 1, "unparsable": 1})
@@ -133,10 +133,10 @@ async def test_a_cancellation_while_holding_leaves_at_once(silent_port: int) -> 
     client = Client(*pieces(chat("x" * 500), [400])[:1])
     async with mounted(host, settings_for(silent_port)) as middleware:
         task = asyncio.create_task(middleware(http_scope(), client.receive, client.send))
-        await asyncio.wait_for(client.waiting.wait(), 5)
+        await asyncio.wait_for(client.waiting.wait(), 20)
         assert middleware._runtime.buffered.held_bytes == 400
         task.cancel()
-        await asyncio.wait([task], timeout=5)
+        await asyncio.wait([task], timeout=20)
         assert (task.cancelled(), called) == (True, [])
         assert_nothing_left(middleware)
 

@@ -25,6 +25,7 @@ from tests.edge.asgi import (
     sent_headers,
     served,
     settings_for,
+    start,
 )
 from tests.edge.upstream import EVIL, Upstream, rig
 
@@ -54,7 +55,7 @@ async def test_a_task_that_outlives_its_request_carries_nothing(silent_port: int
         host.call = call
         await ask(middleware)
         go.set()
-        await asyncio.wait_for(tasks[0], 5)
+        await asyncio.wait_for(tasks[0], 20)
         assert [named for _, _, named in upstream.seen] == [["w1"], []]
 
 
@@ -98,6 +99,20 @@ async def test_the_hops_own_status_counts_not_the_hosts(silent_port: int, status
         host.call = call
         with pytest.raises(ZeroDivisionError):
             await ask(middleware)
+        assert router_of(middleware).fleet.states["w1"].failures == failures
+
+
+@pytest.mark.parametrize(("upstream_url", "failures"), [("http://nginx", 0), (None, 1)])
+async def test_a_hosts_own_500_is_no_workers_failure_where_a_carrier_would_see_one(
+    silent_port: int, upstream_url: str | None, failures: int
+) -> None:
+    """Failing without a call on the hop says nothing of a worker; without a carrier the status is all there is."""
+
+    async def failing(scope: Scope, receive: Receive, send: Send) -> None:
+        await send(start(500))
+
+    async with mounted(failing, settings_for(silent_port, ["w1"], upstream_url=upstream_url)) as middleware:
+        await ask(middleware)
         assert router_of(middleware).fleet.states["w1"].failures == failures
 
 

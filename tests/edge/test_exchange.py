@@ -259,7 +259,7 @@ async def test_whatever_ends_a_request_counts_it_out_exactly(silent_port: int, f
 
     async with mounted(host, settings_for(silent_port)) as middleware:
         task = asyncio.create_task(middleware(http_scope(), client.receive, client.send))
-        await asyncio.wait([task], timeout=5)
+        await asyncio.wait([task], timeout=20)
         assert_nothing_left(middleware)
         started = len(router_of(middleware).index) > 0
     raised = None if task.cancelled() else task.exception()

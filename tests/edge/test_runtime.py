@@ -91,7 +91,7 @@ async def test_a_cancelled_lifespan_leaves_no_task(silent_port: int) -> None:
     client, before = Client(STARTUP), asyncio.all_tasks()
     middleware = PrefixMiddleware(Host(), settings_for(silent_port))
     task = asyncio.create_task(middleware(LIFESPAN, client.receive, client.send))
-    await asyncio.wait_for(client.waiting.wait(), 5)
+    await asyncio.wait_for(client.waiting.wait(), 20)
     task.cancel()
     await asyncio.wait([task])
     assert (task.cancelled(), asyncio.all_tasks() - before - {task}) == (True, set())
@@ -122,7 +122,7 @@ async def test_requests_of_a_started_lifespan_start_nothing_more(silent_port: in
     client = Client(STARTUP)
     middleware = PrefixMiddleware(Host(), settings_for(silent_port))
     life = asyncio.create_task(middleware(LIFESPAN, client.receive, client.send))
-    await asyncio.wait_for(client.waiting.wait(), 5)
+    await asyncio.wait_for(client.waiting.wait(), 20)
     task = middleware._runtime._task
     await ask(middleware)
     assert (task is not None, middleware._runtime._task is task) == (True, True)

@@ -45,7 +45,8 @@ async def use():
     scope = {"type": "http", "method": "POST", "path": "/v1/chat/completions", "headers": []}
     await middleware(scope, receive, None)
     await middleware._runtime.stop()
-    print(json.dumps([os.getpid(), names, middleware._runtime.router.on_update.__self__.origin]), flush=True)
+    line = json.dumps([os.getpid(), names, middleware._runtime.router.on_update.__self__.origin])
+    os.write(1, line.encode() + b"\\n")  # in one piece: two processes share the pipe
 
 child = os.fork()
 asyncio.run(use())
@@ -74,14 +75,14 @@ def uvicorn(
     ]
     process = Process(command, env, folder / "log")
     try:
-        wait_until(lambda: accepts(port) or process.returncode is not None, what="uvicorn")
+        wait_until(lambda: accepts(port) or process.returncode is not None, seconds=60, what="uvicorn")
         yield process, port
     finally:
         process.stop()
 
 
 def post(port: int) -> str:
-    return httpx.post(f"http://127.0.0.1:{port}{CHAT}", content=chat(), trust_env=False).text
+    return httpx.post(f"http://127.0.0.1:{port}{CHAT}", content=chat(), timeout=30, trust_env=False).text
 
 
 def ours(process: Process) -> list[str]:
@@ -109,7 +110,7 @@ def test_a_bad_variable_ends_the_start_with_one_readable_line(
 ) -> None:
     """uvicorn exits at start; the log has no traceback."""
     with uvicorn(tmp_path, {variable: value}) as (process, _):
-        assert process.wait() != 0
+        assert process.wait(60) != 0
     [shown] = ours(process)
     assert (line in shown, "Traceback" in process.text()) == (True, False)
 
@@ -169,7 +170,7 @@ def test_lifespan_off_starts_with_the_first_request_and_ends_cleanly(
 def test_a_fork_after_construction_works_in_both_processes() -> None:
     """A preloaded application is forked after it was built: both halves route, under different origins."""
     output = subprocess.run(
-        [sys.executable, "-c", FORKS], capture_output=True, text=True, timeout=20, check=True
+        [sys.executable, "-c", FORKS], capture_output=True, text=True, timeout=60, check=True
     )
     (first, first_names, one), (second, second_names, other) = map(json.loads, output.stdout.splitlines())
     assert (first_names, second_names, first != second, one != other) == (["w1"], ["w1"], True, True)

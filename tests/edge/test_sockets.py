@@ -46,7 +46,7 @@ class Connection:
 
     async def until(self, end: bytes) -> bytes:
         """Read up to these bytes."""
-        return await asyncio.wait_for(self.reader.readuntil(end), 5)
+        return await asyncio.wait_for(self.reader.readuntil(end), 20)
 
     async def close(self) -> None:
         """Leave."""
@@ -77,7 +77,7 @@ async def test_every_chunk_arrives_before_the_next_is_made(silent_port: int) -> 
         await send(start())
         for event in arrived:
             await send(chunk(b"t"))
-            await asyncio.wait_for(event.wait(), 5)
+            await asyncio.wait_for(event.wait(), 20)
         await send(chunk(b"", more=False))
 
     async with connected(host, silent_port) as (middleware, connection):
@@ -102,7 +102,7 @@ async def test_a_client_that_leaves_before_the_first_byte_is_seen_at_once(silent
         await connection.post(chat())
         await eventually(lambda: loads_of(middleware)["w1"][0] == 1, "the request")
         await connection.close()
-        await eventually(lambda: heard, "the disconnect", 2)
+        await eventually(lambda: heard, "the disconnect")
         assert heard == [{"type": "http.disconnect"}]
         assert_nothing_left(middleware)
 
@@ -118,7 +118,7 @@ async def test_a_client_that_leaves_within_its_body_is_the_hosts_to_see(silent_p
         await connection.post(chat("x" * 1000), sent=500)
         await eventually(lambda: middleware._runtime.buffered.held_bytes == 500, "the first half")
         await connection.close()
-        await eventually(lambda: heard, "the disconnect", 2)
+        await eventually(lambda: heard, "the disconnect")
         assert heard[-1] == "http.disconnect"
         assert_nothing_left(middleware)
 
@@ -143,7 +143,7 @@ async def test_a_background_task_runs_to_its_end_after_its_client_has_left(silen
         assert loads_of(middleware)["w1"] == (0, 0, 0)
         await connection.close()
         left.set()
-        await asyncio.wait_for(done.wait(), 5)
+        await asyncio.wait_for(done.wait(), 20)
 
 
 async def test_a_body_that_waits_to_be_asked_for_is_asked_for(silent_port: int) -> None:
