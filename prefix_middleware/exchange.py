@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from starlette.types import Message, Scope, Send
 
+from prefix_middleware.carry.check import CarryCheck
 from prefix_middleware.carry.context import carrying
 from prefix_middleware.clock import Clock
 from prefix_middleware.core.choose import Decision
@@ -35,6 +36,7 @@ class Exchange:
 
     worker: str | None = None
     alive = True
+    ends_with_response = False
 
     def __init__(self, decision: Decision | None = None) -> None:
         self.decision = decision
@@ -67,6 +69,15 @@ class Exchange:
     def served(self, worker: str | None, status: int) -> None:
         """A hop has answered."""
 
+    def lost(self) -> None:
+        """A hop has not answered: the host goes on."""
+
+    def closed(self) -> None:
+        """A hop's response is closed: the host goes on."""
+
+    def collected(self) -> None:
+        """A hop's response was garbage: the host goes on."""
+
     def finish(self) -> None:
         """Count the request out."""
         self.alive = False
@@ -87,6 +98,7 @@ class RoutedExchange(Exchange):
         clock: Clock,
         *,
         carried: bool,
+        check: CarryCheck | None = None,
     ) -> None:
         super().__init__(reservation.decision)
         self.worker = worker
@@ -95,6 +107,7 @@ class RoutedExchange(Exchange):
         self._telemetry = telemetry
         self._clock = clock
         self._carried = carried  # a carrier sees the hop's own status; the host's may be about something else
+        self._check = check
         self._status = 0
         self._streams = False  # server-sent events
         self._generated_tokens = 0
@@ -103,11 +116,20 @@ class RoutedExchange(Exchange):
         """Return a `send` that notes the first and the last chunk as they pass."""
 
         async def watched_send(message: Message) -> None:
-            with self._telemetry.guarded():
-                self._note(message)
+            self.note(message)
             await send(message)
 
         return watched_send
+
+    def note(self, message: Message) -> None:
+        """Note one message of the answer."""
+        with self._telemetry.guarded():
+            self._note(message)
+
+    def start(self) -> None:
+        """The answer has begun."""
+        with self._telemetry.guarded():
+            self._router.start(self._reservation, self._clock())
 
     def _note(self, message: Message) -> None:
         if message["type"] == "http.response.start":
@@ -137,9 +159,11 @@ class RoutedExchange(Exchange):
 
     def finish(self) -> None:
         """Count the request out; a record that never started is withdrawn."""
-        self.alive = False
+        first, self.alive = self.alive, False
         with self._telemetry.guarded():
             self._router.finish(self._reservation, self._generated_tokens)
+            if first and self._check is not None and not self._reservation.waiting:
+                self._check.over()
 
     def _raised(self) -> None:
         if not self._carried:

@@ -31,6 +31,13 @@ class PrefixMiddleware:
             await self.app(scope, receive, send)
             return
         take_header_off(scope, runtime.header)
+        waiting = runtime.waiting_exchange(scope)
+        if waiting is not None:  # a carrier reads the prompt when it leaves the host
+            runtime.ensure_started()
+            waiting.mark(scope, runtime.header)
+            with waiting.open():
+                await self.app(scope, receive, waiting.watch(send))
+            return
         api = runtime.api_for(scope)
         if api is None:
             await self.app(scope, receive, send)

@@ -5,14 +5,19 @@ import secrets
 import socket
 import threading
 from asyncio import AbstractEventLoop, Event
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from typing import Final
 
 import anyio
 
 from prefix_middleware.clock import Clock
 from prefix_middleware.core.router import Router
+from prefix_middleware.core.snapshot import Snapshot
 from prefix_middleware.core.updates import Gauge, Notice, Update
 from prefix_middleware.telemetry import Telemetry
+
+PATIENT_SECONDS: Final = 0.1
+"""A longer wait ends when a request is counted in or out: nobody else would look at the loads in time."""
 
 
 class RouterPeer:
@@ -27,7 +32,10 @@ class RouterPeer:
         self._thread = threading.get_ident()
         self._bell = Event()
         self._connected = False
+        self._patient = False  # waits so long that a change of loads should end it
+        self._stirred = False  # loads have changed since they were looked at
         router.on_update = self._ring
+        router.on_load = self._stir
 
     def _ring(self) -> None:
         if threading.get_ident() == self._thread:
@@ -38,10 +46,23 @@ class RouterPeer:
         except RuntimeError:  # the loop has closed
             pass
 
+    def _stir(self) -> None:
+        self._stirred = True
+        if self._patient:
+            self._patient = False
+            self._ring()
+
     async def wait(self, seconds: float) -> None:
-        """Return when there is something to drain, or after `seconds`."""
+        """Return when there is something to drain, or after `seconds`; a long wait also ends when loads change."""
+        due = self._router.next_due()
+        if due is not None:
+            seconds = min(seconds, max(0.0, due - self._clock()))
+        self._patient = seconds > PATIENT_SECONDS
+        if self._stirred:
+            seconds = min(seconds, PATIENT_SECONDS)
         with anyio.move_on_after(seconds):
             await self._bell.wait()
+        self._patient = False
         self._bell.clear()
 
     def drain(self) -> list[Update]:
@@ -53,6 +74,7 @@ class RouterPeer:
 
     def gauges(self) -> list[Gauge]:
         """Return this process's own loads."""
+        self._stirred = False
         return self._router.gauges()
 
     def merge(self, origin: str, updates: Sequence[Update], age_seconds: float) -> None:
@@ -65,6 +87,14 @@ class RouterPeer:
         """Replace what is known of another gateway's loads."""
         with self._telemetry.guarded():
             self._router.merge_gauges(origin, gauges, self._clock())
+
+    def snapshot(self) -> Iterator[Snapshot | None]:
+        """Yield None after each short step, then what this process knows."""
+        return self._router.snapshot(self._clock())
+
+    def restore(self, snapshot: Snapshot, age_seconds: float) -> Iterator[None]:
+        """Take over what another process knew, step by step; raises ValueError for a broken one."""
+        return self._router.restore(snapshot, age_seconds, self._clock())
 
     def mirror_state(self, connected: bool, reason: str) -> None:
         """Log that the mirror has connected or lost its store."""

@@ -8,6 +8,7 @@ import asyncio
 import random
 import time
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from contextvars import Context
 from functools import partial
 from typing import Final
@@ -18,8 +19,10 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from prefix_middleware.advice import Claim, advise
 from prefix_middleware.body import Buffered, HeldBody
-from prefix_middleware.carry.context import Hop, hops
-from prefix_middleware.carry.httpx import install
+from prefix_middleware.carry.check import CarryCheck
+from prefix_middleware.carry.clients import install
+from prefix_middleware.carry.context import Carried, Hop, hops
+from prefix_middleware.carry.egress import FilledExchange, OwnExchange, WaitingExchange
 from prefix_middleware.clock import Clock
 from prefix_middleware.core.blocks import HashedPrompt, Hasher
 from prefix_middleware.core.canonical import Api, Skip, api_of, canonical_prompt
@@ -70,12 +73,59 @@ class Runtime:
         )
         self._clock = clock
         self._sets_header = settings.mode == "on"
+        self._egress = settings.decide == "egress" and settings.mode != "off" and bool(settings.workers)
+        self._check: CarryCheck | None = None
         self._hop: Hop | None = None
-        if settings.upstream_url and self._sets_header:
-            self._hop = Hop.of(settings.upstream_url, settings.header, settings.paths)
+        if settings.upstream_url and (self._sets_header or self._egress):
+            self._hop = self._make_hop(settings.upstream_url)
         self._claim = Claim(settings)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._task: asyncio.Task[None] | None = None
+
+    def _make_hop(self, upstream_url: str) -> Hop:
+        settings, telemetry = self.settings, self.telemetry
+        if self._sets_header:
+            self._check = CarryCheck(upstream_url, telemetry.counts, telemetry.warn, egress=self._egress)
+        return Hop.of(
+            upstream_url,
+            settings.header,
+            settings.paths,
+            decide=self._decide_outgoing if self._egress else None,
+            check=self._check,
+            guarded=telemetry.guarded,
+        )
+
+    def waiting_exchange(self, scope: Scope) -> WaitingExchange | None:
+        """Return the empty exchange of a request whose prompt a carrier reads, None where we read it here."""
+        if not self._egress or self._error is not None or scope["type"] != "http":
+            return None
+        ours = scope.get("method") == "POST" and scope.get("path", "").endswith(self.settings.paths)
+        expected = self._check.over if ours and self._check is not None else None
+        return WaitingExchange(self._tenant(scope), expected=expected)
+
+    def _decide_outgoing(self, path: str, body: bytes | Skip, inbound: Carried | None) -> Carried | None:
+        waiting = inbound if isinstance(inbound, WaitingExchange) else None
+        prompt = self._outgoing_prompt(path, body, "" if waiting is None else waiting.tenant)
+        if waiting is None or not waiting.claim():
+            exchange = self.route(prompt, partial(OwnExchange, self._defer))
+            return exchange if isinstance(exchange, OwnExchange) else None
+        exchange = self.route(prompt, partial(FilledExchange, waiting))
+        if isinstance(exchange, FilledExchange):
+            waiting.fill(exchange)
+            return exchange
+        waiting.leave_empty(exchange.decision)
+        return None
+
+    def _outgoing_prompt(self, path: str, body: bytes | Skip, tenant: str) -> HashedPrompt | Skip:
+        api = api_of(path)
+        if isinstance(body, Skip) or api is None:
+            return body if isinstance(body, Skip) else Skip("path")
+        return Skip("too_large") if len(body) > self.max_body_bytes else self._hashed(api, body, tenant)
+
+    def _defer(self, work: Callable[[], None]) -> None:
+        with suppress(RuntimeError):  # the loop has closed, and our state is nobody's
+            if self._loop is not None:
+                self._loop.call_soon_threadsafe(work)
 
     def api_for(self, scope: Scope) -> Api | None:
         """Return the API whose prompts this request carries, None when it is not for us."""
@@ -98,13 +148,18 @@ class Runtime:
         if body.skip is not None:
             return Skip(body.skip)
         with self.telemetry.guarded():
-            prompt = canonical_prompt(api, body.data(), self.settings.front_fields)
+            return self._hashed(api, body.data(), self._tenant(scope))
+        return Skip("error")
+
+    def _hashed(self, api: Api, body: bytes, tenant: str) -> HashedPrompt | Skip:
+        with self.telemetry.guarded():
+            prompt = canonical_prompt(api, body, self.settings.front_fields)
             if isinstance(prompt, Skip):
                 return prompt
             model = self.settings.model_aliases.get(prompt.model)
             if model is not None:
                 prompt = replace(prompt, model=model)
-            return self._hasher.hash(prompt, self._tenant(scope))
+            return self._hasher.hash(prompt, tenant)
         return Skip("error")
 
     def _tenant(self, scope: Scope) -> str:
@@ -114,7 +169,9 @@ class Runtime:
         values = [value for name, value in scope.get("headers", ()) if name.lower() == header]
         return b",".join(values).decode("latin-1")  # as a server may join them
 
-    def route(self, prompt: HashedPrompt | Skip) -> Exchange:
+    def route(
+        self, prompt: HashedPrompt | Skip, kind: Callable[..., RoutedExchange] = RoutedExchange
+    ) -> Exchange:
         """Choose a worker for the prompt; a skipped one, or one that nobody can serve, gets an empty exchange."""
         if isinstance(prompt, Skip):
             self.telemetry.skipped(prompt.reason)
@@ -126,8 +183,9 @@ class Runtime:
                 return Exchange(routed)
             self.telemetry.decided(routed.decision)
             worker = routed.worker if self._sets_header else None
-            carried = self._hop is not None
-            return RoutedExchange(routed, worker, self.router, self.telemetry, self._clock, carried=carried)
+            carried, check = self._hop is not None, self._check
+            context = routed, worker, self.router, self.telemetry, self._clock
+            return kind(*context, carried=carried, check=check)
         self.telemetry.skipped("error")
         return Exchange()
 

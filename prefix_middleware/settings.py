@@ -14,6 +14,7 @@ from prefix_middleware.core.workers import Worker
 
 LogForm = Literal["host", "line", "json"]
 Mode = Literal["on", "shadow", "off"]
+Decide = Literal["ingress", "egress"]
 
 ENV_PREFIX: Final = "PREFIX_"
 PATHS: Final = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages")
@@ -22,6 +23,7 @@ _ID = re.compile(r"[a-z0-9-]{1,32}")
 _FLEET = re.compile(r"[a-z0-9-]{1,64}")
 _HEADER = re.compile(r"[Xx]-[A-Za-z0-9-]{1,62}")  # LiteLLM and others forward only x-*
 _TENANT = re.compile(r"[A-Za-z0-9-]{1,64}")
+_REDIS_SCHEMES: Final = ("redis", "rediss", "unix", "redis+sentinel", "rediss+sentinel")
 _KIB: Final = 1024
 _MIB: Final = 1024 * 1024
 
@@ -47,6 +49,7 @@ class Settings:
     )
     header: str = "X-Prefix-Worker"
     mode: Mode = "on"  # shadow: decide and log, set nothing; off: only the client's header is taken off
+    decide: Decide = "ingress"  # egress: from the body that leaves, for hosts that rewrite prompts
     policy: str = "tokens"
     secret: str | None = field(
         default=None, repr=False
@@ -75,6 +78,8 @@ class Settings:
             value = getattr(self, name)
             if not accepts(value):
                 raise SettingsError(name, value, accepted)
+        if self.decide == "egress" and self.upstream_url is None:
+            raise SettingsError("decide", self.decide, "ingress where upstream_url is not set")
         for path in self.paths:
             if not path.startswith("/") or api_of(path) is None:
                 raise SettingsError("paths", path, "a path that ends in one of " + ", ".join(PATHS))
@@ -133,7 +138,7 @@ def _is_names(value: object) -> bool:
 
 
 def _is_redis_url(value: object) -> bool:
-    return isinstance(value, str) and value.split("://")[0] in ("redis", "rediss", "unix")
+    return isinstance(value, str) and value.split("://")[0] in _REDIS_SCHEMES
 
 
 def _between(low: float, high: float, kind: type[int] | type[float]) -> Callable[[object], bool]:
@@ -150,11 +155,15 @@ def _matches(pattern: re.Pattern[str]) -> Callable[[object], bool]:
 
 
 _RULES: Final[dict[str, tuple[Callable[[Any], bool], str]]] = {
-    "redis_url": (_optional(_is_redis_url), "redis://, rediss:// or unix://, or None"),
+    "redis_url": (
+        _optional(_is_redis_url),
+        "redis://, rediss:// or unix://, redis+sentinel:// or rediss+sentinel://, or None",
+    ),
     "fleet": (_matches(_FLEET), "[a-z0-9-]{1,64}"),
     "upstream_url": (_optional(_is_http_url), "http(s)://host[:port][/path], or None"),
     "header": (_matches(_HEADER), "a header name that starts with X-"),
     "mode": (lambda value: value in get_args(Mode), "one of " + ", ".join(get_args(Mode))),
+    "decide": (lambda value: value in get_args(Decide), "one of " + ", ".join(get_args(Decide))),
     "policy": (lambda value: isinstance(value, str) and value in POLICIES, "one of " + ", ".join(POLICIES)),
     "secret": (
         _optional(lambda value: isinstance(value, str) and len(value) >= 8),

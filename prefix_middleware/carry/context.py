@@ -4,14 +4,15 @@
 2. Patches stay once they are made; without an active carrier they do nothing.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Protocol
 from urllib.parse import urlsplit
 
-from prefix_middleware.core.canonical import api_of
+from prefix_middleware.carry.check import CarryCheck
+from prefix_middleware.core.canonical import Skip, api_of
 
 _PORTS = {"http": 80, "https": 443}
 
@@ -27,12 +28,28 @@ class Carried(Protocol):
     def worker(self) -> str | None:
         """The chosen worker, None for no header."""
 
+    @property
+    def ends_with_response(self) -> bool:
+        """Whether nothing but the end of the hop's response ends it."""
+
     def injected(self) -> None:
         """The header was put on an outgoing request."""
 
     def served(self, worker: str | None, status: int) -> None:
         """The hop answered with this status, served by this worker as far as it says."""
 
+    def lost(self) -> None:
+        """The hop gave no answer."""
+
+    def closed(self) -> None:
+        """The hop's response is closed."""
+
+    def collected(self) -> None:
+        """The hop's response was garbage: called inside a collection, so that no lock may be taken."""
+
+
+Read = Callable[[], bytes | Skip]
+Decide = Callable[[str, bytes | Skip, Carried | None], Carried | None]
 
 current: ContextVar[Carried | None] = ContextVar("prefix_middleware_exchange", default=None)
 
@@ -47,7 +64,7 @@ def carrying(exchange: Carried | None) -> Iterator[None]:
         current.reset(token)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Hop:
     """The way to nginx: an origin with a path prefix, the header it reads, and the paths that get it."""
 
@@ -57,13 +74,26 @@ class Hop:
     path: str
     header: str
     paths: tuple[str, ...]
+    decide: Decide | None = None  # from the outgoing body; None: the inbound request has been decided on
+    check: CarryCheck | None = None
+    guarded: Callable[[], AbstractContextManager[None]] = nullcontext  # keeps a failure of ours inside
 
     @classmethod
-    def of(cls, upstream_url: str, header: str, paths: tuple[str, ...]) -> "Hop":
+    def of(
+        cls,
+        upstream_url: str,
+        header: str,
+        paths: tuple[str, ...],
+        *,
+        decide: Decide | None = None,
+        check: CarryCheck | None = None,
+        guarded: Callable[[], AbstractContextManager[None]] = nullcontext,
+    ) -> "Hop":
         """Read an `upstream_url` setting."""
         url = urlsplit(upstream_url)
         port = url.port or _PORTS[url.scheme]
-        return cls(url.scheme, (url.hostname or "").lower(), port, url.path.rstrip("/"), header, paths)
+        host, path = (url.hostname or "").lower(), url.path.rstrip("/")
+        return cls(url.scheme, host, port, path, header, paths, decide, check, guarded)
 
     def leads(self, scheme: str, host: str, port: int | None, path: str) -> bool:
         """Tell whether a request to this URL takes the hop."""
@@ -74,12 +104,22 @@ class Hop:
             and (not self.path or path == self.path or path.startswith(self.path + "/"))
         )
 
-    def exchange(self, method: str, path: str) -> Carried | None:
-        """Return the live exchange whose header a request on the hop should carry."""
-        exchange = current.get()
-        if exchange is None or not exchange.alive or method != "POST" or api_of(path) is None:
+    def prompts(self, method: str, path: str) -> bool:
+        """Tell whether a request has a prompt, by its method and path."""
+        return method == "POST" and path.endswith(self.paths) and api_of(path) is not None
+
+    def exchange(self, method: str, path: str, read: Read) -> Carried | None:
+        """Return the exchange whose header a request on the hop should carry; `read` gives its body."""
+        if not self.prompts(method, path):
             return None
-        return exchange if path.endswith(self.paths) else None
+        exchange = current.get()
+        if exchange is not None and not exchange.alive:
+            exchange = None
+        if self.decide is not None:
+            return self.decide(path, read(), exchange)
+        if exchange is None and self.check is not None:
+            self.check.outside = True
+        return exchange
 
 
 hops: list[Hop] = []

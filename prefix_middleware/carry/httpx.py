@@ -1,59 +1,95 @@
-"""Carries the header on requests of httpx clients, those made before the patch included."""
+"""The carrier of httpx and of httpx2, whose classes have the same names.
+
+It sits in the transports: every request passes there by itself, each redirect too, and a custom transport that sends with these
+ones is covered.
+"""
 
 from collections.abc import Awaitable, Callable
-from typing import Any, Final
+from functools import partial
+from types import ModuleType
+from typing import Any
 
-import httpx
 import wrapt
 
-from prefix_middleware.carry.context import Carried, hop_to
+from prefix_middleware.carry.outgoing import SERVED, Outgoing, begin, body_of, closed
+from prefix_middleware.core.canonical import Skip
 
-SERVED: Final = "X-Prefix-Served"
-
-_patched = False
-
-
-def install() -> None:
-    """Patch `httpx.Client.send` and `httpx.AsyncClient.send`, once per process."""
-    global _patched
-    if not _patched:
-        _patched = True
-        wrapt.wrap_function_wrapper(httpx, "AsyncClient.send", _send_async)
-        wrapt.wrap_function_wrapper(httpx, "Client.send", _send)
+_patched: set[type] = set()
 
 
-def _prepare(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Carried | None:
-    """Replace the header on a request that takes a hop of ours; return the exchange it belongs to."""
-    request: httpx.Request = args[0] if args else kwargs["request"]
-    url = request.url
-    hop = hop_to(url.scheme, url.host, url.port, url.path)
-    if hop is None:
-        return None
-    request.headers.pop(hop.header, None)  # a copy that the host has forwarded from its client
-    exchange = hop.exchange(request.method, url.path)
-    if exchange is not None and exchange.worker is not None:
-        request.headers[hop.header] = exchange.worker
-        exchange.injected()
-    return exchange
+def patch(module: ModuleType) -> None:
+    """Patch the classes of `httpx` or `httpx2`, once where both names are one module."""
+    if module.HTTPTransport in _patched:
+        return
+    _patched.add(module.HTTPTransport)
+    unread = module.RequestNotRead
+    wrapt.wrap_function_wrapper(module, "HTTPTransport.handle_request", partial(_handle, unread))
+    wrapt.wrap_function_wrapper(
+        module, "AsyncHTTPTransport.handle_async_request", partial(_handle_async, unread)
+    )
+    wrapt.wrap_function_wrapper(module, "Response.close", _close)
+    wrapt.wrap_function_wrapper(module, "Response.aclose", _aclose)
 
 
-async def _send_async(
-    wrapped: Callable[..., Awaitable[httpx.Response]], _instance: object, args: Any, kwargs: Any
-) -> httpx.Response:
-    exchange = _prepare(args, kwargs)
-    response = await wrapped(
-        *args, **kwargs
-    )  # an error here is between the host and nginx: no worker's fault
-    if exchange is not None:
-        exchange.served(response.headers.get(SERVED), response.status_code)
+def _outgoing(unread: type[Exception], request: Any) -> Outgoing:
+    url, headers = request.url, request.headers
+
+    def read() -> bytes | Skip:
+        try:
+            return body_of(request.content, headers.get("content-encoding"))
+        except unread:
+            return Skip("unparsable")
+
+    return Outgoing(request.method, url.scheme, url.host, url.port, url.path, headers, read)
+
+
+def _request(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    return args[0] if args else kwargs.get("request")
+
+
+def _handle(
+    unread: type[Exception], wrapped: Callable[..., Any], _instance: object, args: Any, kwargs: Any
+) -> Any:
+    call = begin(_outgoing, unread, _request(args, kwargs))
+    if call is None:
+        return wrapped(*args, **kwargs)
+    try:
+        response = wrapped(*args, **kwargs)
+    except BaseException:
+        call.lost()
+        raise
+    call.answered(response, response.status_code, response.headers.get(SERVED))
     return response
 
 
-def _send(
-    wrapped: Callable[..., httpx.Response], _instance: object, args: Any, kwargs: Any
-) -> httpx.Response:
-    exchange = _prepare(args, kwargs)
-    response = wrapped(*args, **kwargs)
-    if exchange is not None:
-        exchange.served(response.headers.get(SERVED), response.status_code)
+async def _handle_async(
+    unread: type[Exception],
+    wrapped: Callable[..., Awaitable[Any]],
+    _instance: object,
+    args: Any,
+    kwargs: Any,
+) -> Any:
+    call = begin(_outgoing, unread, _request(args, kwargs))
+    if call is None:
+        return await wrapped(*args, **kwargs)
+    try:
+        response = await wrapped(*args, **kwargs)
+    except BaseException:
+        call.lost()
+        raise
+    call.answered(response, response.status_code, response.headers.get(SERVED))
     return response
+
+
+def _close(wrapped: Callable[..., None], instance: object, args: Any, kwargs: Any) -> None:
+    try:
+        wrapped(*args, **kwargs)
+    finally:
+        closed(instance)
+
+
+async def _aclose(wrapped: Callable[..., Awaitable[None]], instance: object, args: Any, kwargs: Any) -> None:
+    try:
+        await wrapped(*args, **kwargs)
+    finally:
+        closed(instance)

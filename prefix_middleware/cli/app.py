@@ -5,7 +5,11 @@ from typing import Annotated
 import typer
 
 from prefix_middleware import __version__
+from prefix_middleware.cli.explain import explain
+from prefix_middleware.cli.logs import logs
 from prefix_middleware.cli.nginx import nginx
+from prefix_middleware.cli.output import EXIT_CODES, FLEET_EXIT_CODES
+from prefix_middleware.cli.workers import workers
 
 _EXIT_CODES = "Exit status: 0 done; 1 it was tried and failed; 2 wrong options, settings, or a missing extra."
 
@@ -18,6 +22,9 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.command(epilog=_EXIT_CODES)(nginx)
+app.command(epilog=FLEET_EXIT_CODES)(explain)
+app.command(epilog=EXIT_CODES)(logs)
+app.command(epilog=FLEET_EXIT_CODES)(workers)
 
 
 def _print_version(wanted: bool) -> None:

@@ -5,7 +5,7 @@ Health comes first: a worker that joins after records were replayed would get th
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
@@ -13,9 +13,11 @@ import anyio
 import httpx
 from msgspec import Struct
 
+from prefix_middleware.cli.output import UNREACHED, fail, remark
 from prefix_middleware.core.blocks import Hasher
 from prefix_middleware.core.choose import load_tokens
 from prefix_middleware.core.router import Router
+from prefix_middleware.core.snapshot import Snapshot
 from prefix_middleware.core.updates import Gauge, Update
 from prefix_middleware.core.workers import WorkerState
 from prefix_middleware.health import TIMEOUT_SECONDS, WorkerHealth
@@ -80,7 +82,6 @@ class Listener(RouterPeer):
 
     def drain(self) -> list[Update]:
         """Publish nothing."""
-        super().drain()
         return []
 
     def gauges(self) -> list[Gauge]:
@@ -102,12 +103,21 @@ class Listener(RouterPeer):
         super().merge_gauges(origin, gauges)
         self.origins.setdefault(origin, Origin()).gauges = tuple(gauges)
 
+    def snapshot(self) -> Iterator[None]:
+        """Write none: what is known here is a part."""
+        return iter(())
+
+    def restore(self, snapshot: Snapshot, age_seconds: float) -> Iterator[None]:
+        """Take over what a gateway knew, and note that something has come."""
+        for step in super().restore(snapshot, age_seconds):
+            self._heard = time.monotonic()
+            yield step
+
     def mirror_state(self, connected: bool, reason: str) -> None:
         """Note whether the mirror is reached."""
         self.reason = reason
-        self._since = self._heard = time.monotonic() if connected else 0.0
-        if not connected:
-            self._since = None
+        self._heard = time.monotonic()
+        self._since = self._heard if connected else None
 
     def mirror_count(self, name: str, n: int) -> None:
         """Count, and note that something has come."""
@@ -226,16 +236,15 @@ async def _listen(settings: Settings, url: str, listener: Listener, seconds: flo
     return complete
 
 
-def remarks(mirror: MirrorFacts, seconds: float) -> list[str]:
-    """Return what a reader must know about the look, one line each."""
+def end(mirror: MirrorFacts | None, seconds: float) -> None:
+    """Say on stderr what a reader must know about the look; ends the command with status 3 where it reached nothing."""
+    if mirror is None:
+        return
     if not mirror.reached:
-        return [f"mirror: not reached within {seconds:g} s: {mirror.reason}"]
-    lines = []
+        fail(f"mirror: not reached within {seconds:g} s: {mirror.reason}", UNREACHED)
     if not mirror.complete:
-        lines.append(
-            f"mirror: cut off after {seconds:g} s: records or loads may be missing; --seconds gives more"
-        )
+        text = "records or loads may be missing; --seconds gives more"
+        remark(f"mirror: cut off after {seconds:g} s: {text}")
     if mirror.foreign:
         text = "entries of gateways with another secret, window_bytes or version are ignored"
-        lines.append(f"mirror: {mirror.foreign} {text}")
-    return lines
+        remark(f"mirror: {mirror.foreign} {text}")

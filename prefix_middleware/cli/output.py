@@ -1,7 +1,8 @@
 """What the commands have in common: settings from the environment, tables of 80 columns, JSON, and one line on failure."""
 
+import math
 from collections.abc import Sequence
-from typing import Any, Final, NoReturn
+from typing import Annotated, Any, Final, NoReturn
 
 import msgspec
 import typer
@@ -12,8 +13,25 @@ from rich.text import Text
 from prefix_middleware.settings import Settings, SettingsError, unknown_variables
 
 WIDTH: Final = 80
-EXIT_CODES: Final = "Exit status: 0 fine; 1 nothing to show, or the file cannot be read; 2 wrong options or settings"
+UNREACHED: Final = 3
+"""Exit status of a look that did not reach the mirror."""
+EXIT_CODES: Final = (
+    "Exit status: 0 fine; 1 nothing to show, or the file cannot be read; 2 wrong options or settings"
+)
 FLEET_EXIT_CODES: Final = f"{EXIT_CODES}; 3 the mirror was not reached in time: what there is, is printed."
+
+
+def _finite(seconds: float) -> float:
+    if not math.isfinite(seconds):
+        raise typer.BadParameter("is not a number of seconds")
+    return seconds
+
+
+Seconds = Annotated[
+    float,
+    typer.Option(min=0.1, max=60, callback=_finite, help="How long to read the mirror at most."),
+]
+"""The option of commands that join the mirror."""
 
 
 def settings_from_env() -> Settings:

@@ -7,6 +7,7 @@
     situation.py 5   what a policy sees of the fleet: rendezvous.py names two candidates, index.py the holders
     choose.py    5   a Situation -> Decision with a reason
     knowledge.py 6   fleet and index kept consistent; what other gateways say
+    warm.py      6   all of it as a snapshot (snapshot.py) for a gateway that starts later, which looks things up in restored.py
     router.py    6   match, choose, reserve (reservation.py), record as one call; start, finish, merge
     updates.py       the facts that gateways share
 

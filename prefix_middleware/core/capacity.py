@@ -12,13 +12,15 @@ _COMPACT_AT: Final = 64
 class Stamp:
     """Who recorded a block last, in which epoch and when; shared by all blocks of one record."""
 
-    __slots__ = ("epoch", "time", "tokens", "worker")
+    __slots__ = ("blocks", "epoch", "owned", "time", "tokens", "worker")
 
     def __init__(self, worker: str, epoch: float, time: float) -> None:
         self.worker = worker
         self.epoch = epoch  # nan once dead: equal to no epoch
         self.time = time
         self.tokens = 0  # still owned; a block that is recorded again belongs to the new record
+        self.blocks: list[bytes] = []  # first block first; some may belong to newer records by now
+        self.owned = 0  # how many do not
 
 
 def _time(stamp: Stamp) -> float:

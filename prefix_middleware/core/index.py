@@ -1,19 +1,22 @@
 """3. Block hash -> the workers that hold it.
 
-1. A record covers a prompt from block 0 and touches its deepest block first, so ancestors are always fresher: eviction and
-   expiry take tails before heads (as vLLM does), and whoever validly holds a block holds every block before it.
-2. Bounded on insert: the block touched longest ago goes first. Provisional records live in an overlay with bounds of its own.
+1. A record covers a prompt from block 0, and its ancestors are always as fresh: eviction and expiry take tails before heads (as
+   vLLM does), and whoever validly holds a block holds every block before it.
+2. Bounded on insert (holdings.py). Provisional records live in an overlay with bounds of its own.
 3. A stamp (worker, epoch, time) is shared by the blocks of one record; an epoch that is no longer current is worth nothing.
 """
 
+import math
 from bisect import bisect_left
-from collections import OrderedDict
-from collections.abc import Collection, Sequence
+from collections import Counter, OrderedDict
+from collections.abc import Collection, Iterator, Sequence
 from typing import Final
 
 from msgspec import Struct
 
 from prefix_middleware.core.capacity import Capacity, Stamp
+from prefix_middleware.core.holdings import Holdings
+from prefix_middleware.core.restored import Restored, Table
 
 PROVISIONAL_RECORDS: Final = 4096
 PROVISIONAL_SECONDS: Final = 120.0
@@ -40,21 +43,36 @@ class PrefixIndex:
         self._ttl = ttl_seconds
         self._epochs: dict[str, float] = {}
         self._capacity: dict[str, Capacity] = {}  # of the workers whose KV cache is known
-        # least recently touched first
-        self._blocks: OrderedDict[bytes, Stamp | dict[str, Stamp]] = OrderedDict()
-        self._pairs = 0
+        self._held = Holdings(bound)
+        self.restored = Restored()
         self._records: OrderedDict[RecordName, _Provisional] = OrderedDict()  # oldest first
         # the holder of the one record that has a block, or how many records each holder has
         self._overlay: dict[bytes, Holder | dict[Holder, int]] = {}
 
     def __len__(self) -> int:
         """Return the number of confirmed (block, worker) pairs, stale ones included; never above the bound."""
-        return self._pairs
+        return self._held.pairs + self.restored.pairs
 
     @property
     def provisional(self) -> int:
         """Number of provisional records."""
         return len(self._records)
+
+    def held(self, now: float) -> dict[str, int]:
+        """Return how many blocks, prompts' end marks included, each worker holds; walks the whole index."""
+        oldest = now - self._ttl
+        held = Counter(
+            stamp.worker
+            for shard in self._held.shards()
+            for block in shard
+            for stamp in self._held.stamps(block)
+            if self._valid(stamp, oldest)
+        )
+        for table in self.restored.tables:
+            for stamp, blocks in table.counts():
+                if self.counts_restored(stamp, now):
+                    held[stamp.worker] += blocks
+        return held
 
     def set_epoch(self, worker: str, epoch: float) -> None:
         """Count only what is recorded under this epoch of the worker, at O(1) cost."""
@@ -75,33 +93,54 @@ class PrefixIndex:
         """Note that the worker holds these blocks, first block first, as of `now`; `tokens` says how long each is."""
         stamp = Stamp(worker, epoch, now)
         oldest = now - self._ttl
-        blocks = self._blocks
+        known = self._held.of(hashes[0], worker) if hashes else None
+        if known is not None and known.time > now and self._valid(known, oldest):
+            stamp.time = known.time  # a late record of another gateway makes no block older
+            oldest = stamp.time - self._ttl
         if worker in self._capacity:
             self._own(stamp, hashes, tokens, oldest)
-        for block in reversed(hashes):
-            entry = blocks.get(block)
-            if entry is None:
-                blocks[block] = stamp
-                self._pairs += 1
-                continue
-            if type(entry) is Stamp and entry.worker == worker and entry.time <= now:
-                blocks[block] = stamp
-            else:
-                self._share(block, entry, stamp, oldest)
-            blocks.move_to_end(block)
-        while self._pairs > self._bound:
-            _, gone = blocks.popitem(last=False)
-            self._pairs -= len(gone) if isinstance(gone, dict) else 1
+        self._held.record(hashes, stamp, lambda other: self._valid(other, oldest))
+        if self.restored.pairs:
+            self.restored.expire(oldest)
+        while len(self) > self._bound:
+            self._evict()
         return stamp
+
+    def _evict(self) -> None:
+        stamp = self._held.oldest()
+        if not self.restored.evict(math.inf if stamp is None else stamp.time):
+            self._held.evict()
+
+    def adopt(self, table: Table) -> None:
+        """Count what a snapshot says as held from now on."""
+        self.restored.adopt(table)
+        while len(self) > self._bound:
+            self._evict()
+
+    def live_blocks(self) -> Iterator[list[bytes]]:
+        """Yield every block recorded here, some thousands at a time, in no order."""
+        return self._held.shards()
+
+    def pairs_of(self, blocks: Sequence[bytes], now: float) -> list[tuple[bytes, Stamp]]:
+        """Return each of these blocks that was recorded here with every stamp that counts."""
+        oldest = now - self._ttl
+        return [(b, s) for b in blocks for s in self._held.stamps(b) if self._valid(s, oldest)]
+
+    def counts_restored(self, stamp: Stamp, now: float) -> bool:
+        """Tell whether a stamp that a table found is worth anything."""
+        capacity = self._capacity.get(stamp.worker)
+        fits = capacity is None or stamp.tokens + capacity.tokens <= capacity.limit_tokens
+        return fits and self._valid(stamp, now - self._ttl)
+
+    def _held_restored(self, block: bytes, now: float) -> list[str]:
+        found = self.restored.find(block)
+        return [s.worker for s in found if self.counts_restored(s, now)] if found else []
 
     def _own(self, stamp: Stamp, hashes: Sequence[bytes], tokens: Sequence[int], oldest: float) -> None:
         capacity = self._capacity[stamp.worker]
         for block, length in zip(hashes, tokens, strict=False):  # the end mark has no tokens
-            entry = self._blocks.get(block)
-            known = entry.get(stamp.worker) if isinstance(entry, dict) else entry
-            if known is not None and known.worker == stamp.worker and self._valid(known, oldest):
-                if known.time > stamp.time:
-                    continue
+            known = self._held.of(block, stamp.worker)
+            if known is not None and self._valid(known, oldest):
                 capacity.take(known, length)
             stamp.tokens += length
         capacity.add(stamp)
@@ -111,18 +150,6 @@ class PrefixIndex:
         capacity = self._capacity.get(stamp.worker)
         if capacity is not None and self._epochs.get(stamp.worker) == stamp.epoch:
             capacity.grow(stamp, tokens)
-
-    def _share(self, block: bytes, entry: Stamp | dict[str, Stamp], stamp: Stamp, oldest: float) -> None:
-        held = entry if isinstance(entry, dict) else {entry.worker: entry}
-        before = len(held)
-        known = held.get(stamp.worker)
-        if known is not None and known.time > stamp.time and self._valid(known, oldest):
-            return  # a mirrored record may be older than what is known
-        held[stamp.worker] = stamp
-        if len(held) > before:  # only a growing entry is worth a look for stale holders
-            held = {w: s for w, s in held.items() if s is stamp or self._valid(s, oldest)}
-        self._blocks[block] = held if len(held) > 1 else stamp
-        self._pairs += len(held) - before
 
     def propose(
         self, name: RecordName, hashes: Sequence[bytes], worker: str, epoch: float, now: float
@@ -167,12 +194,9 @@ class PrefixIndex:
     def holders(self, block: bytes, now: float) -> list[str]:
         """Return the workers that hold the block, in no order; each also holds every block before it."""
         oldest = now - self._ttl
-        entry = self._blocks.get(block)
-        found: list[str] = []
-        if isinstance(entry, dict):
-            found = [worker for worker, stamp in entry.items() if self._valid(stamp, oldest)]
-        elif entry is not None and self._valid(entry, oldest):
-            found = [entry.worker]
+        found = [stamp.worker for stamp in self._held.stamps(block) if self._valid(stamp, oldest)]
+        if self.restored.pairs:
+            found += [w for w in self._held_restored(block, now) if w not in found]
         overlay = self._overlay.get(block)
         if overlay is not None:
             for worker, epoch in overlay if isinstance(overlay, dict) else (overlay,):
@@ -182,9 +206,10 @@ class PrefixIndex:
 
     def holds(self, block: bytes, worker: str, now: float) -> bool:
         """Tell whether this worker holds the block."""
-        entry = self._blocks.get(block)
-        stamp = entry.get(worker) if isinstance(entry, dict) else entry
-        if stamp is not None and stamp.worker == worker and self._valid(stamp, now - self._ttl):
+        stamp = self._held.of(block, worker)
+        if stamp is not None and self._valid(stamp, now - self._ttl):
+            return True
+        if self.restored.pairs and worker in self._held_restored(block, now):
             return True
         overlay = self._overlay.get(block)
         if overlay is None:

@@ -3,9 +3,10 @@
 Nothing here is on the request path: a mirror drains the peer's outbox and hands it what the others published.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Protocol
 
+from prefix_middleware.core.snapshot import Snapshot
 from prefix_middleware.core.updates import Gauge, Update
 
 
@@ -15,7 +16,7 @@ class Peer(Protocol):
     origin: str  # host, pid and nonce; unique per process
 
     async def wait(self, seconds: float) -> None:
-        """Return when there is something to drain, or after `seconds`."""
+        """Return when there is something to drain, or after `seconds`; a wait of more than 0.1 s also when loads change."""
 
     def drain(self) -> list[Update]:
         """Take what is due for publication, oldest first; the caller owns it from then on."""
@@ -29,11 +30,17 @@ class Peer(Protocol):
     def merge_gauges(self, origin: str, gauges: Sequence[Gauge]) -> None:
         """Replace what is known of the loads of `origin`. Never raises."""
 
+    def snapshot(self) -> Iterator[Snapshot | None]:
+        """Yield None after each step of at most 1 ms, then what this process knows; nothing: it writes no snapshots."""
+
+    def restore(self, snapshot: Snapshot, age_seconds: float) -> Iterator[None]:
+        """Take over what another process knew `age_seconds` ago, in such steps; raises ValueError for a broken one."""
+
     def mirror_state(self, connected: bool, reason: str) -> None:
         """Learn that the mirror has connected or lost its store; called on changes only."""
 
     def mirror_count(self, name: str, n: int) -> None:
-        """Add n to a counter: `foreign` (other scheme, key or window), `undecodable`, `dropped`, `gap`."""
+        """Add n to a counter; the names are in docs/mirror.md."""
 
 
 class Mirror(Protocol):

@@ -8,7 +8,7 @@ from anyio.lowlevel import checkpoint
 
 from prefix_middleware.core.updates import Gauge, Notice, Update
 from prefix_middleware.mirror import Peer
-from prefix_middleware.mirror.pace import WAIT_SECONDS, GaugePace
+from prefix_middleware.mirror.pace import GaugePace
 
 _SLICE: Final = 64  # updates given to all peers before the event loop goes round
 
@@ -25,7 +25,7 @@ class LocalMirror:
         self._peers.append(peer)
         try:
             while True:
-                await peer.wait(WAIT_SECONDS)
+                await peer.wait(pace.pause(time.monotonic(), peer.gauges()))
                 await self._publish(peer, peer.drain())
                 self._share_loads(peer, pace)
         finally:

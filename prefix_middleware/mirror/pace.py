@@ -10,7 +10,7 @@ from anyio.lowlevel import checkpoint
 from prefix_middleware.core.updates import Gauge, Update
 from prefix_middleware.mirror import Peer
 
-WAIT_SECONDS: Final = 0.05
+IDLE_SECONDS: Final = 1.0
 """Longest time between two looks at a peer's outbox and loads."""
 
 _CHANGED_SECONDS: Final = 0.1
@@ -41,6 +41,13 @@ class GaugePace:
         if gauges != self._sent:
             return waited >= _CHANGED_SECONDS
         return waited >= _REFRESH_SECONDS and self._zeros < 2
+
+    def pause(self, now: float, gauges: list[Gauge]) -> float:
+        """Return for how many seconds nothing is due unless the loads change, at most 1."""
+        waited = now - self._sent_at
+        if gauges != self._sent:
+            return min(max(0.0, _CHANGED_SECONDS - waited), IDLE_SECONDS)
+        return max(0.0, _REFRESH_SECONDS - waited) if self._zeros < 2 else IDLE_SECONDS
 
     def sent(self, now: float, gauges: list[Gauge]) -> None:
         """Note that these loads were published."""

@@ -13,9 +13,11 @@ from urllib.parse import unquote
 
 import anyio
 from redis.asyncio import ConnectionPool
-from redis.asyncio.connection import parse_url
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
+from redis.exceptions import MovedError
+
+from prefix_middleware.mirror.address import Address
 
 Command = tuple[bytes | str | int, ...]
 
@@ -38,11 +40,10 @@ class Store:
         await self._connection.send_command(*command)
         return await self._connection.read_response()
 
-    async def commands(self, commands: Sequence[Command]) -> None:
-        """Send several commands at once and wait for all replies; the first error reply raises."""
+    async def commands(self, commands: Sequence[Command]) -> list[Any]:
+        """Send several commands at once and return all replies; the first error reply raises."""
         await self._connection.send_packed_command(self._connection.pack_commands(commands))
-        for _ in commands:
-            await self._connection.read_response()
+        return [await self._connection.read_response() for _ in commands]
 
     async def read_clock(self) -> None:
         """Learn the server's time, for `age`."""
@@ -50,16 +51,37 @@ class Store:
         seconds, micros = await self.command("TIME")
         self._clock_offset = int(seconds) + int(micros) / 1e6 - (before + time.monotonic()) / 2
 
+    def milliseconds(self) -> int:
+        """Return the server's clock."""
+        return int((time.monotonic() + self._clock_offset) * 1000)
+
     def age(self, milliseconds: int) -> float:
         """Seconds since a moment of the server's clock, at least 0."""
         return max(0.0, time.monotonic() + self._clock_offset - milliseconds / 1000)
 
 
 @asynccontextmanager
-async def connected(url: str, reply_seconds: float) -> AsyncIterator[Store]:
+async def connected(url: str | Address, reply_seconds: float) -> AsyncIterator[Store]:
     """Connect without retries for the length of a block; a reply slower than `reply_seconds` raises."""
+    address = Address(url) if isinstance(url, str) else url
+    connection = await _connection(address, reply_seconds)
+    try:
+        await connection.connect()
+        yield Store(connection)
+    except MovedError as moved:
+        address.moved(moved.host, moved.port)
+        raise
+    except Exception:
+        address.failed()
+        raise
+    finally:
+        with anyio.move_on_after(_CLOSE_SECONDS, shield=True):
+            await connection.disconnect(nowait=True)
+
+
+async def _connection(address: Address, reply_seconds: float) -> Any:
     options: dict[str, Any] = {
-        **parse_url(url),  # first: what we rely on must win over the query of the URL
+        **await address.resolve(),  # first: what we rely on must win over the query of the URL
         "protocol": 2,
         "decode_responses": False,
         "retry": Retry(NoBackoff(), 0),
@@ -68,37 +90,37 @@ async def connected(url: str, reply_seconds: float) -> AsyncIterator[Store]:
         "socket_connect_timeout": _CONNECT_SECONDS,
         "health_check_interval": 0,
     }
-    pool: Any = ConnectionPool(**options)  # only to turn the URL into the right kind of connection
-    connection = pool.make_connection()
-    try:
-        await connection.connect()
-        yield Store(connection)
-    finally:
-        with anyio.move_on_after(_CLOSE_SECONDS, shield=True):
-            await connection.disconnect(nowait=True)
+    pool: Any = ConnectionPool(**options)  # only to turn the options into the right kind of connection
+    return pool.make_connection()
 
 
 def shown_url(url: str) -> str:
     """Return the URL rebuilt from its harmless parts: no user, no password, no query."""
-    scheme = url.partition("://")[0]
     try:
-        parts: dict[str, Any] = dict(parse_url(url))
+        return Address(url).shown
     except ValueError:
-        return f"{scheme}://(unreadable)"
-    if scheme == "unix":
-        return f"unix://{parts.get('path', '')}"
-    return f"{scheme}://{parts.get('host', 'localhost')}:{parts.get('port', 6379)}/{parts.get('db', 0)}"
+        return f"{url.partition('://')[0]}://(unreadable)"
 
 
 def reason_of(error: Exception, url: str) -> str:
     """Return one short line about the error in which nothing secret of the URL is left."""
     name = type(error).__name__
     try:
-        parts: dict[str, Any] = dict(parse_url(url))
+        secrets = Address(url).secrets
     except ValueError:
         return f"{name}: redis_url cannot be read"  # the text of the error may quote a piece of a password
     text = re.sub(r"\s+", " ", str(error)).strip()
-    for secret in (parts.get("password"), parts.get("username")):
-        if secret:
-            text = text.replace(str(secret), "***").replace(unquote(str(secret)), "***")
+    for secret in secrets:
+        text = text.replace(secret, "***").replace(unquote(secret), "***")
     return f"{name}: {text[:_REASON_CHARS]}" if text else name
+
+
+def only_id(entries: Any) -> bytes:
+    """Return the id of the one entry of an XRANGE reply, 0-0 when it is empty."""
+    return bytes(entries[0][0]) if entries else b"0-0"
+
+
+def number(entry_id: bytes) -> tuple[int, int]:
+    """Return an entry id as something to compare."""
+    milliseconds, _, sequence = entry_id.partition(b"-")
+    return int(milliseconds), int(sequence)

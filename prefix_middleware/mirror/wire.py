@@ -1,11 +1,14 @@
-"""Mirror entries as bytes: version, kind, fingerprint, then msgpack of (origin, facts). Pure.
+"""Mirror entries as bytes: version, kind, fingerprint, then msgpack. Pure.
+
+    decisions   (origin, sequence, held, updates)   sequence: the number of the first update among all of its origin
+    gauges      (origin, gauges)                    held: milliseconds that the updates waited before they were written
 
 What arrives was written by whoever may write to the store, so every figure is checked before a peer sees it.
 A new layout gets a new VERSION; gateways of another version, scheme, key or window ignore each other's entries.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from enum import StrEnum
 from typing import Annotated, Final, TypeVar
 
@@ -22,7 +25,7 @@ from prefix_middleware.core.updates import (
     Withdrawn,
 )
 
-VERSION: Final = 1
+VERSION: Final = 2
 FINGERPRINT_BYTES: Final = 8
 MAX_UPDATES: Final = 4096
 """Updates in one entry."""
@@ -37,8 +40,11 @@ _MAX_COUNT: Final = 2**40
 _MAX_RECORD: Final = 2**63
 _MAX_SUSPECT_SECONDS: Final = 3600.0
 
+_MAX_HELD_MS: Final = 2**40
+_MAX_SEQUENCE: Final = 2**62
+
 _Origin = Annotated[str, msgspec.Meta(min_length=1, max_length=300)]
-_Fact = TypeVar("_Fact", Update, Gauge)
+_T = TypeVar("_T")
 
 
 class Refused(StrEnum):
@@ -48,39 +54,59 @@ class Refused(StrEnum):
     UNDECODABLE = "undecodable"
 
 
+class Entry(msgspec.Struct, frozen=True, array_like=True):
+    """Updates of one origin, numbered from `sequence`; the writer held them back for `held_ms`."""
+
+    origin: _Origin
+    sequence: Annotated[int, msgspec.Meta(ge=0, lt=_MAX_SEQUENCE)]
+    held_ms: Annotated[int, msgspec.Meta(ge=0, lt=_MAX_HELD_MS)]
+    updates: list[Update]
+
+
 class Wire:
     """Packs and unpacks the entries of one fingerprint (8 bytes: scheme version, key and window)."""
 
     def __init__(self, fingerprint: bytes) -> None:
         if len(fingerprint) != FINGERPRINT_BYTES:
             raise ValueError(f"fingerprint has {len(fingerprint)} bytes, not {FINGERPRINT_BYTES}")
+        self.fingerprint = fingerprint
         self._decisions = bytes([VERSION]) + b"d" + fingerprint
         self._gauges = bytes([VERSION]) + b"g" + fingerprint
 
-    def pack_decisions(self, origin: str, updates: Sequence[Update]) -> list[bytes]:
+    def pack_decisions(
+        self, origin: str, updates: Sequence[Update], sequence: int = 0, held_ms: int = 0
+    ) -> list[bytes]:
         """Return one entry, or several in order where one would be too large."""
-        entry = self._decisions + msgspec.msgpack.encode((origin, updates))
+        packed = msgspec.msgpack.encode(Entry(origin, sequence, held_ms, list(updates)))
+        entry = self._decisions + packed
         if len(updates) <= MAX_UPDATES and (len(entry) <= MAX_ENTRY_BYTES or len(updates) == 1):
             return [entry]
         half = len(updates) // 2
-        return self.pack_decisions(origin, updates[:half]) + self.pack_decisions(origin, updates[half:])
+        first = self.pack_decisions(origin, updates[:half], sequence, held_ms)
+        return first + self.pack_decisions(origin, updates[half:], sequence + half, held_ms)
 
     def pack_gauges(self, origin: str, gauges: Sequence[Gauge]) -> bytes:
         """Return the entry that says all loads of `origin`."""
         return self._gauges + msgspec.msgpack.encode((origin, gauges))
 
-    def unpack_decisions(self, entry: bytes) -> tuple[str, list[Update]] | Refused:
-        """Return (origin, updates), or why not; no bytes make this raise."""
-        refused = _refused(entry, self._decisions)
-        return refused or _unpacked(entry, _UPDATES, MAX_UPDATES, _is_sound_update)
+    def unpack_decisions(self, entry: bytes) -> Entry | Refused:
+        """Return the entry, or why not; no bytes make this raise."""
+        unpacked = _unpacked(entry, self._decisions, _ENTRY)
+        if isinstance(unpacked, Refused):
+            return unpacked
+        sound = len(unpacked.updates) <= MAX_UPDATES and all(map(_is_sound_update, unpacked.updates))
+        return unpacked if sound else Refused.UNDECODABLE
 
     def unpack_gauges(self, entry: bytes) -> tuple[str, list[Gauge]] | Refused:
         """Return (origin, gauges), or why not; no bytes make this raise."""
-        refused = _refused(entry, self._gauges)
-        return refused or _unpacked(entry, _GAUGES, _MAX_GAUGES, _is_sound_gauge)
+        unpacked = _unpacked(entry, self._gauges, _GAUGES)
+        if isinstance(unpacked, Refused):
+            return unpacked
+        sound = len(unpacked[1]) <= _MAX_GAUGES and all(map(_is_sound_gauge, unpacked[1]))
+        return unpacked if sound else Refused.UNDECODABLE
 
 
-_UPDATES: Final = msgspec.msgpack.Decoder(tuple[_Origin, list[Update]])
+_ENTRY: Final = msgspec.msgpack.Decoder(Entry)
 _GAUGES: Final = msgspec.msgpack.Decoder(tuple[_Origin, list[Gauge]])
 
 
@@ -91,23 +117,18 @@ def _refused(entry: bytes, header: bytes) -> Refused | None:
     return Refused.UNDECODABLE if ours or len(entry) < _HEADER_BYTES else Refused.FOREIGN
 
 
-def _unpacked(
-    entry: bytes,
-    decoder: "msgspec.msgpack.Decoder[tuple[str, list[_Fact]]]",
-    limit: int,
-    is_sound: Callable[[_Fact], bool],
-) -> tuple[str, list[_Fact]] | Refused:
+def _unpacked(entry: bytes, header: bytes, decoder: "msgspec.msgpack.Decoder[_T]") -> "_T | Refused":
+    refused = _refused(entry, header)
+    if refused is not None:
+        return refused
     try:
-        origin, facts = decoder.decode(memoryview(entry)[_HEADER_BYTES:])
+        return decoder.decode(memoryview(entry)[_HEADER_BYTES:])
     except (
         msgspec.MsgspecError,
         ValueError,
         RecursionError,
     ):  # the last: nesting in an array longer than ours
         return Refused.UNDECODABLE
-    if len(facts) > limit or not all(map(is_sound, facts)):
-        return Refused.UNDECODABLE
-    return origin, facts
 
 
 def _is_sound_update(update: Update) -> bool:

@@ -11,8 +11,8 @@ class NaiveIndex:
     def __init__(self, bound: int, ttl_seconds: float) -> None:
         self.bound, self.ttl = bound, ttl_seconds
         self.epochs: dict[str, float] = {}
-        self.pairs: dict[tuple[bytes, str], tuple[float, float]] = {}  # (block, worker) -> epoch, time
-        self.touched: list[bytes] = []  # longest ago first
+        # (block, worker) -> epoch, time; recorded longest ago first
+        self.pairs: dict[tuple[bytes, str], tuple[float, float]] = {}
         self.proposed: list[tuple[RecordName, Sequence[bytes], str, float, float]] = []
 
     def set_epoch(self, worker: str, epoch: float) -> None:
@@ -20,17 +20,19 @@ class NaiveIndex:
         self.epochs[worker] = epoch
 
     def record(self, hashes: Sequence[bytes], worker: str, epoch: float, now: float) -> None:
-        """Touch the deepest block first; over the bound, drop what was touched longest ago with all its holders."""
+        """Record the deepest block first; over the bound, drop the pair recorded longest ago.
+
+        A record that arrives late makes no block older: it counts as of the freshest of its blocks.
+        """
+        first = (hashes[0], worker) if hashes else None
+        if first in self.pairs and self._valid(first, now):
+            now = max(now, self.pairs[first][1])
         for block in reversed(hashes):
-            known = self.pairs.get((block, worker))
-            if known is None:
-                self._forget_stale(block, now)
-            if known is None or known[1] <= now or known[0] != self.epochs.get(worker):
-                self.pairs[block, worker] = epoch, now
-            self.touched = [other for other in self.touched if other != block] + [block]
-        while len(self.pairs) > self.bound:
-            gone = self.touched.pop(0)
-            self.pairs = {pair: stamp for pair, stamp in self.pairs.items() if pair[0] != gone}
+            self.pairs.pop((block, worker), None)
+            self._forget_stale(block, now)
+            self.pairs[block, worker] = epoch, now
+        for pair in list(self.pairs)[: max(0, len(self.pairs) - self.bound)]:
+            del self.pairs[pair]
 
     def _forget_stale(self, block: bytes, now: float) -> None:
         for pair in [pair for pair in self.pairs if pair[0] == block and not self._valid(pair, now)]:

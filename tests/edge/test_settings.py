@@ -46,6 +46,7 @@ ACCEPTED: dict[str, list[Any]] = {
     "log": ["host", "line", "json"],
     "figures": [Figures(), Figures(follow_weight=1.0)],
     "mode": ["on", "shadow", "off"],
+    "decide": ["ingress"],  # egress needs an upstream_url
     "model_aliases": [{}, {"fast": "org/model", "slow": "org/model"}],
     "tenant_header": [None, "X-Tenant", "authorization"],
     "front_fields": [(), ("reasoning_effort", "thinking")],
@@ -117,6 +118,7 @@ REFUSED: dict[str, list[Any]] = {
     "log": ["", "HOST", "text", None, 1, []],
     "figures": [None, {}, 1],
     "mode": ["", "ON", None, True, []],
+    "decide": ["", "Ingress", "egress", None, []],
     "model_aliases": [None, [], "a=b", {"": "a"}, {"a": ""}, {1: "a"}, {"a": None}],
     "tenant_header": ["", "a b", "a\n", "é", "a" * 65, 1],
     "front_fields": [None, "thinking", ["thinking"], (1,)],

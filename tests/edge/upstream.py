@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from functools import partial
+from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse
@@ -50,11 +51,11 @@ class Host:
 
 @asynccontextmanager
 async def rig(
-    port: int, ids: tuple[str, ...] = ("w1",), path: str = ""
+    port: int, ids: tuple[str, ...] = ("w1",), path: str = "", **options: Any
 ) -> AsyncIterator[tuple[PrefixMiddleware, Host, Upstream, str]]:
     upstream, host = Upstream(), Host()
     async with (
         served(upstream) as url,
-        mounted(host, settings_for(port, ids, upstream_url=url + path)) as middleware,
+        mounted(host, settings_for(port, ids, **{"upstream_url": url + path, **options})) as middleware,
     ):
         yield middleware, host, upstream, url

@@ -2,13 +2,14 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
 
 import anyio
 import pytest
 from anyio.lowlevel import checkpoint
 
+from prefix_middleware.core.snapshot import Snapshot
 from prefix_middleware.core.updates import Confirmed, Gauge, Update
 from prefix_middleware.mirror import Mirror
 from prefix_middleware.mirror.store import connected
@@ -31,7 +32,10 @@ class FakePeer:
         self.ages: list[float] = []
         self.loads: dict[str, list[Gauge]] = {}
         self.loads_heard = 0
-        self.own_loads: list[Gauge] = []
+        self.waited: list[float] = []  # seconds of each wait asked for
+        self.known: Snapshot | None = None  # what this peer would put into a snapshot
+        self.restored: list[tuple[Snapshot, float]] = []
+        self._own_loads: list[Gauge] = []
         self.states: list[tuple[bool, str]] = []
         self.counts: Counter[str] = Counter()
         self._outbox: list[Update] = []
@@ -42,7 +46,18 @@ class FakePeer:
         self._outbox.extend(updates)
         self._filled.set()
 
+    @property
+    def own_loads(self) -> list[Gauge]:
+        """Loads of this peer; a change ends a wait."""
+        return self._own_loads
+
+    @own_loads.setter
+    def own_loads(self, loads: list[Gauge]) -> None:
+        self._own_loads = loads
+        self._filled.set()
+
     async def wait(self, seconds: float) -> None:
+        self.waited.append(seconds)
         with anyio.move_on_after(seconds):
             await self._filled.wait()
 
@@ -61,6 +76,15 @@ class FakePeer:
     def merge_gauges(self, origin: str, gauges: Sequence[Gauge]) -> None:
         self.loads[origin] = list(gauges)
         self.loads_heard += 1
+
+    def snapshot(self) -> Iterator[Snapshot | None]:
+        yield None
+        if self.known is not None:
+            yield self.known
+
+    def restore(self, snapshot: Snapshot, age_seconds: float) -> Iterator[None]:
+        yield
+        self.restored.append((snapshot, age_seconds))
 
     def mirror_state(self, connected: bool, reason: str) -> None:
         self.states.append((connected, reason))

@@ -21,6 +21,10 @@ class Proxy:
         """Redis URL that leads through the proxy."""
         return f"redis://127.0.0.1:{self.port}/0"
 
+    def lead_to(self, port: int) -> None:
+        """Forward later connections to another port, as a failover does."""
+        self._target_port = port
+
     def cut(self) -> None:
         """Reset every connection at once, whatever is in flight."""
         for writer in list(self.open):

@@ -1,26 +1,35 @@
-"""What every mirror must do; each test runs against `LocalMirror` and against `RedisMirror` with a real Redis."""
+"""What every mirror must do; each test runs with `LocalMirror`, and with `RedisMirror` on a real Redis and a real Valkey."""
 
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 
 import pytest
 
 from prefix_middleware.core.updates import Confirmed, Gauge, Notice, Provisional, Suspect, Update, Withdrawn
 from prefix_middleware.mirror import Mirror
 from prefix_middleware.mirror.local import LocalMirror
+from prefix_middleware.mirror.pace import IDLE_SECONDS
 from prefix_middleware.mirror.redis import RedisMirror
 from tests.mirror.peer import FINGERPRINT, FakePeer, carrying, confirmed, until, until_heard
+from tests.mirror.valkey import valkey_server
 from tests.services import RedisServer
 
 pytestmark = pytest.mark.anyio
 
 
-@pytest.fixture(params=["local", "redis"])
+@pytest.fixture
+def valkey() -> Iterator[RedisServer]:
+    with valkey_server() as server:
+        yield server
+
+
+@pytest.fixture(params=["local", "redis", "valkey"])
 def mirror(request: pytest.FixtureRequest) -> Callable[[], Mirror]:
     """Return what gives each peer its mirror: one shared hub, or one Redis mirror each."""
     if request.param == "local":
         hub = LocalMirror()
         return lambda: hub
-    server: RedisServer = request.getfixturevalue("redis")
+    server: RedisServer = request.getfixturevalue(request.param)
     return lambda: RedisMirror(server.url, "test", FINGERPRINT)
 
 
@@ -119,3 +128,35 @@ async def test_a_peer_that_has_left_hears_nothing_more(mirror: Callable[[], Mirr
         a.publish(confirmed(2))
         await until_heard(c, 2)
     assert b.heard == [("a", confirmed(1))]
+
+
+async def test_a_peer_with_nothing_to_say_is_hardly_asked(mirror: Callable[[], Mirror]) -> None:
+    """An idle gateway must cost next to nothing: about one look a second, not twenty."""
+    a = FakePeer("a")
+    async with carrying((mirror(), a)):
+        await until(lambda: a.waited and a.waited[-1] == IDLE_SECONDS)
+        looks = len(a.waited)
+        await until(lambda: len(a.waited) >= looks + 2)
+    assert a.waited[looks:] == [IDLE_SECONDS] * (len(a.waited) - looks)
+
+
+async def test_a_change_of_loads_ends_a_long_wait(mirror: Callable[[], Mirror]) -> None:
+    """Loads are shared every 100 ms when they change, however quiet it was before."""
+    a, b = FakePeer("a"), FakePeer("b")
+    async with carrying((mirror(), a), (mirror(), b)):
+        await until(lambda: a.waited and a.waited[-1] == IDLE_SECONDS)
+        a.own_loads = [Gauge("w1", 1.5, 3, 4000, 5000)]
+        changed = time.monotonic()
+        await until(lambda: b.loads.get("a") == a.own_loads)
+        took = time.monotonic() - changed
+    assert took < IDLE_SECONDS / 2
+
+
+async def test_published_updates_are_fresh_to_the_others(mirror: Callable[[], Mirror]) -> None:
+    """Nothing is held back while the mirror is well."""
+    a, b = FakePeer("a"), FakePeer("b")
+    async with carrying((mirror(), a), (mirror(), b)):
+        for record in range(20):
+            a.publish(confirmed(record))
+            await until_heard(b, record + 1)
+    assert (b.records("a"), max(b.ages) < 1.0, b.counts) == (list(range(20)), True, {})

@@ -9,7 +9,7 @@ import pytest
 from anyio.lowlevel import checkpoint
 
 from prefix_middleware.core.updates import Gauge
-from prefix_middleware.mirror import redis as redis_mirror
+from prefix_middleware.mirror import link
 from prefix_middleware.mirror.redis import RedisMirror
 from prefix_middleware.mirror.store import connected, reason_of, shown_url
 from prefix_middleware.mirror.wire import Wire
@@ -76,7 +76,7 @@ async def test_another_fingerprint_is_counted_and_ignored(redis: RedisServer) ->
 
 async def test_garbage_is_counted_and_later_entries_still_apply(redis: RedisServer) -> None:
     """One damaged entry costs one entry, in either stream, also while replaying."""
-    garbage = b"\x01d" + FINGERPRINT + b"\xc1\xff"
+    garbage = b"\x02d" + FINGERPRINT + b"\xc1\xff"
     for stream in (DECISIONS, GAUGES):
         await redis_command(redis, "XADD", stream, "*", "d", garbage)
     a, b = FakePeer("a"), FakePeer("b")
@@ -109,9 +109,9 @@ async def test_the_decisions_stream_is_trimmed_by_bytes(
 ) -> None:
     """The cap is in bytes, whoever wrote the entries: the next write brings 24 MB of them down to the 8 MB set here."""
     cap = 8 * 1024 * 1024
-    monkeypatch.setattr(redis_mirror, "_DECISIONS_BYTES", cap)
+    monkeypatch.setattr(link, "DECISIONS_BYTES", cap)
     a = FakePeer("a")
-    entries = [WIRE.pack_decisions("b", [confirmed(record, blocks=1000)])[0] for record in range(3000)]
+    entries = [WIRE.pack_decisions("b", [confirmed(n, blocks=1000)], n)[0] for n in range(3000)]
     async with connected(redis.url, 5.0) as store, carrying((mirror(redis.url), a)):
         for start in range(0, 3000, 250):
             await store.commands([("XADD", DECISIONS, "*", "d", e) for e in entries[start : start + 250]])
@@ -137,9 +137,10 @@ async def test_states_say_the_url_without_credentials(tmp_path: Path) -> None:
     assert b.states == [(True, f"unix://{socket}")]
 
 
-async def test_a_user_with_five_commands_on_our_keys_is_enough(redis: RedisServer) -> None:
+async def test_a_narrow_user_on_our_keys_is_enough(redis: RedisServer) -> None:
     """Managed Redis hands out narrow users; what we need is what we document."""
-    rules = "on >pa55word resetchannels ~{prefix:* -@all +xadd +xread +xrange +xrevrange +time"
+    streams, snapshot = "+xadd +xread +xrange +xrevrange +time", "+getrange +set +get +append +pexpire +del"
+    rules = f"on >pa55word resetchannels ~{{prefix:* -@all {streams} {snapshot} +rename +watch +multi +exec"
     await redis_command(redis, "ACL", "SETUSER", "gw", *rules.split(" "))
     a, b = FakePeer("a"), FakePeer("b")
     url = redis.url.replace("//", "//gw:pa55word@")

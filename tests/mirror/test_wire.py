@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from prefix_middleware.core.updates import Confirmed, Gauge, Notice, Provisional, Suspect, Update, Withdrawn
-from prefix_middleware.mirror.wire import MAX_ENTRY_BYTES, MAX_UPDATES, Refused, Wire
+from prefix_middleware.mirror.wire import MAX_ENTRY_BYTES, MAX_UPDATES, Entry, Refused, Wire
 from tests.mirror.peer import FINGERPRINT, confirmed
 
 WIRE = Wire(FINGERPRINT)
@@ -19,7 +19,7 @@ EVERY_UPDATE: list[Update] = [
 ]
 GAUGES = [Gauge("w1", 1.5, 3, 4000, 5000)]
 GOLDEN_DECISIONS = bytes.fromhex(
-    "0164" + FINGERPRINT.hex() + "92a26f3195"
+    "0264" + FINGERPRINT.hex() + "94a26f3106cd05dc95"
     "99a17007a27731cb3ff8000000000000c41011111111111111111111111111111111c4082222222222222222cd012c64ccc8"
     "99a16307a27731cb3ff8000000000000c41011111111111111111111111111111111c4082222222222222222cd012c64ccc8"
     "92a17708"
@@ -27,18 +27,19 @@ GOLDEN_DECISIONS = bytes.fromhex(
     "94a173a27733cb3ff8000000000000cb4010000000000000"
 )
 GOLDEN_GAUGES = bytes.fromhex(
-    "0167" + FINGERPRINT.hex() + "92a26f319195a27731cb3ff800000000000003cd0fa0cd1388"
+    "0267" + FINGERPRINT.hex() + "92a26f319195a27731cb3ff800000000000003cd0fa0cd1388"
 )
 
 
 def entry(kind: bytes, origin: object, facts: object, fingerprint: bytes = FINGERPRINT) -> bytes:
     """Return an entry as somebody else could write it."""
-    return b"\x01" + kind + fingerprint + msgspec.msgpack.encode((origin, facts))
+    body = (origin, facts) if kind == b"g" else (origin, 0, 0, facts)
+    return b"\x02" + kind + fingerprint + msgspec.msgpack.encode(body)
 
 
 def test_decisions_are_written_as_pinned() -> None:
     """The layout is what gateways of other releases read: changing it needs a new VERSION."""
-    assert WIRE.pack_decisions("o1", EVERY_UPDATE) == [GOLDEN_DECISIONS]
+    assert WIRE.pack_decisions("o1", EVERY_UPDATE, 6, 1500) == [GOLDEN_DECISIONS]
 
 
 def test_gauges_are_written_as_pinned() -> None:
@@ -49,13 +50,14 @@ def test_gauges_are_written_as_pinned() -> None:
 def test_pinned_bytes_are_read_back_whole() -> None:
     """Reading gives exactly what was packed."""
     read = (WIRE.unpack_decisions(GOLDEN_DECISIONS), WIRE.unpack_gauges(GOLDEN_GAUGES))
-    assert read == (("o1", EVERY_UPDATE), ("o1", GAUGES))
+    expected: tuple[object, object] = (Entry("o1", 6, 1500, EVERY_UPDATE), ("o1", GAUGES))
+    assert read == expected
 
 
 def test_another_fingerprint_or_version_is_foreign() -> None:
     """Another key, window, scheme or layout is somebody else's: ignored, not broken."""
     other = Wire(b"otherkey")
-    later = b"\x02" + GOLDEN_DECISIONS[1:]
+    later = b"\x03" + GOLDEN_DECISIONS[1:]
     read = (
         other.unpack_decisions(GOLDEN_DECISIONS),
         other.unpack_gauges(GOLDEN_GAUGES),
@@ -137,11 +139,12 @@ def test_too_many_updates_spoil_their_entry() -> None:
 
 
 @pytest.mark.parametrize(
-    "body", [b"\x92\xa1o\xdd\xff\xff\xff\xff", b"\x92\xa1o\x91\x93\xa1w\x01" + b"\x91" * 100_000]
+    "body",
+    [b"\x94\xa1o\x00\x00\xdd\xff\xff\xff\xff", b"\x94\xa1o\x00\x00\x91\x93\xa1w\x01" + b"\x91" * 100_000],
 )
 def test_lengths_and_nesting_that_lie_are_undecodable(body: bytes) -> None:
     """A promised length of four thousand million and a hundred thousand brackets cost nothing."""
-    assert WIRE.unpack_decisions(b"\x01d" + FINGERPRINT + body) == Refused.UNDECODABLE
+    assert WIRE.unpack_decisions(b"\x02d" + FINGERPRINT + body) == Refused.UNDECODABLE
 
 
 @pytest.mark.parametrize(("count", "blocks"), [(1000, 144), (MAX_UPDATES * 2 + 1, 0), (20, 4096)])
@@ -151,7 +154,11 @@ def test_large_batches_are_split_in_order(count: int, blocks: int) -> None:
     entries = WIRE.pack_decisions("o1", updates)
     read = [WIRE.unpack_decisions(packed) for packed in entries]
     assert max(map(len, entries)) <= MAX_ENTRY_BYTES
-    assert [update for part in read if not isinstance(part, Refused) for update in part[1]] == updates
+    parts = [part for part in read if not isinstance(part, Refused)]
+    assert [update for part in parts for update in part.updates] == updates
+    assert [part.sequence for part in parts] == [
+        sum(len(p.updates) for p in parts[:i]) for i in range(len(parts))
+    ]
 
 
 @given(st.binary(max_size=200))
@@ -165,10 +172,10 @@ def test_arbitrary_bytes_never_raise(data: bytes) -> None:
 def test_arbitrary_bytes_behind_a_good_header_never_raise(data: bytes) -> None:
     """The header does not vouch for what follows."""
     for read in (
-        WIRE.unpack_decisions(b"\x01d" + FINGERPRINT + data),
-        WIRE.unpack_gauges(b"\x01g" + FINGERPRINT + data),
+        WIRE.unpack_decisions(b"\x02d" + FINGERPRINT + data),
+        WIRE.unpack_gauges(b"\x02g" + FINGERPRINT + data),
     ):
-        assert isinstance(read, Refused | tuple)
+        assert isinstance(read, Refused | Entry | tuple)
 
 
 @given(st.integers(0, len(GOLDEN_DECISIONS) - 1))
@@ -182,4 +189,4 @@ def test_flipped_bits_never_raise(bit: int) -> None:
     """A damaged entry is read as other sound facts or refused."""
     damaged = bytearray(GOLDEN_DECISIONS)
     damaged[bit // 8] ^= 1 << bit % 8
-    assert isinstance(WIRE.unpack_decisions(bytes(damaged)), Refused | tuple)
+    assert isinstance(WIRE.unpack_decisions(bytes(damaged)), Refused | Entry)
