@@ -7,8 +7,7 @@ import sys
 import threading
 import traceback
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from typing import Any, Final
 
 import structlog
@@ -29,6 +28,25 @@ def shown(text: str) -> str:
     return _UNSAFE.sub("?", text[:_SHOWN_CHARS])
 
 
+class Guard:
+    """Keeps exceptions of ours inside a block. It has no state, so one serves all requests."""
+
+    __slots__ = ("_telemetry",)
+
+    def __init__(self, telemetry: "Telemetry") -> None:
+        self._telemetry = telemetry
+
+    def __enter__(self) -> None:
+        """Begin."""
+
+    def __exit__(self, kind: object, failure: BaseException | None, trace: object) -> bool:
+        """Swallow and report an exception; let cancellation and the like pass."""
+        if not isinstance(failure, Exception):
+            return False
+        self._telemetry.failed(failure)
+        return True
+
+
 class Telemetry:
     """Log lines and counters of one process. `form` is the setting `log`."""
 
@@ -41,6 +59,7 @@ class Telemetry:
             processors=[structlog.stdlib.filter_by_level, structlog.stdlib.render_to_log_kwargs],
         )
         self._said: set[str] = set()
+        self._guard = Guard(self)
         self._lock = threading.Lock()
         if form != "host":
             self._own_handler(form)
@@ -100,18 +119,18 @@ class Telemetry:
             with self.guarded():
                 self._log.error(message, **fields)
 
-    @contextmanager
-    def guarded(self) -> Iterator[None]:
-        """Keep a failure of ours inside: counted, its type and place logged once, never its text."""
-        try:
-            yield
-        except Exception as failure:
-            place = traceback.extract_tb(failure.__traceback__)[-1]
-            self.counts["errors"] += 1
-            where = f"{type(failure).__name__} at {place.filename.rsplit('/', 1)[-1]}:{place.lineno}"
-            if self._first(f"error {where}"):
-                with suppress(Exception):  # a broken handler of the host's: there is nobody to tell
-                    self._logger.error("[PREFIX] error: %s; this goes on without it", where)
+    def guarded(self) -> "Guard":
+        """Keep a failure of ours inside a block."""
+        return self._guard
+
+    def failed(self, failure: Exception) -> None:
+        """Count a failure of ours; its type and place are logged once, never its text."""
+        place = traceback.extract_tb(failure.__traceback__)[-1]
+        self.counts["errors"] += 1
+        where = f"{type(failure).__name__} at {place.filename.rsplit('/', 1)[-1]}:{place.lineno}"
+        if self._first(f"error {where}"):
+            with suppress(Exception):  # a broken handler of the host's: there is nobody to tell
+                self._logger.error("[PREFIX] error: %s; this goes on without it", where)
 
     def _first(self, event: str) -> bool:
         self.counts[event] += 1

@@ -73,12 +73,15 @@ class Hasher:
 
     def hash(self, prompt: CanonicalPrompt, tenant: str = "") -> HashedPrompt:
         """Hash the full blocks inside the window, and the prompt's own end."""
-        data, key = prompt.data, self._key
+        data = prompt.data
+        hasher = blake3(key=self._key)  # one for all blocks: making one costs as much as hashing 512 bytes
         count = bisect_right(self._edges, len(data))
         parent = self._root(prompt.model, prompt.salt, tenant)
         chain, start = [parent], 0
         for edge in self._edges[:count]:
-            parent = blake3(parent + data[start:edge], key=key).digest(HASH_BYTES)
+            hasher.reset()
+            hasher.update(parent + data[start:edge])
+            parent = hasher.digest(HASH_BYTES)
             chain.append(parent)
             start = edge
         reply = prompt.reply_offset

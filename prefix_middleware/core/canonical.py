@@ -28,6 +28,7 @@ SkipReason = Literal[
 ]
 
 ARGUMENTS: Final = ("add_special_tokens", "chat_template", "documents", "mm_processor_kwargs")
+_ARGUMENT_FIELDS: Final = frozenset((*ARGUMENTS, "chat_template_kwargs"))
 TAIL_SWITCHES: Final = frozenset(
     ("add_generation_prompt", "enable_thinking", "reasoning_effort", "thinking", "thinking_budget")
 )
@@ -101,14 +102,14 @@ def _prompt(api: Api, request: dict[str, Any], front: frozenset[str]) -> Canonic
     _PROMPTS[api](writer, request)
     if not writer.chunks:
         raise Unreadable
-    offsets = writer.offsets() if writer.media or writer.reply is not None else []
+    ends = writer.offsets() if writer.media else []
     unread = [request.get(name) for name in _UNREAD]
     return CanonicalPrompt(
         data=b"".join(writer.chunks),
         model=text_of(request.get("model")),
         salt=text_of(request.get("cache_salt")),
-        media_ends=tuple(offsets[count] for count in writer.media),
-        reply_offset=None if writer.reply is None else offsets[writer.reply],
+        media_ends=tuple(ends[count] for count in writer.media),
+        reply_offset=None if writer.reply is None else writer.offset(writer.reply),
         reads_cache=all(value is None or value is False for value in unread),
         output_tokens=max(
             (v for name in _OUTPUT_LIMITS if isinstance(v := request.get(name), int)), default=0
@@ -117,6 +118,8 @@ def _prompt(api: Api, request: dict[str, Any], front: frozenset[str]) -> Canonic
 
 
 def _arguments(writer: Writer, request: dict[str, Any], front: frozenset[str]) -> None:
+    if not (_ARGUMENT_FIELDS | front) & request.keys():
+        return
     kwargs = dict_of(request.get("chat_template_kwargs") or {})
     values = {name: value for name, value in kwargs.items() if name not in TAIL_SWITCHES or name in front}
     values |= {name: request[name] for name in (*ARGUMENTS, *front) if name in request}
@@ -145,13 +148,11 @@ def _completion(writer: Writer, request: dict[str, Any]) -> None:
 def _chat(writer: Writer, request: dict[str, Any]) -> None:
     for item in list_of(request.get("messages")):
         message = dict_of(item)
-        role, content = message.get("role"), message.get("content")
-        if len(message) == 2 and isinstance(role, str) and isinstance(content, str):
-            writer.plain(role, content)
+        if writer.plain(message):
             continue
-        writer.message(role, message.get("name"))
+        writer.message(message.get("role"), message.get("name"))
         writer.think(message.get("reasoning") or message.get("reasoning_content"))
-        writer.content(content)
+        writer.content(message.get("content"))
         calls = [dict_of(call).get("function") for call in list_of(message.get("tool_calls"))]
         for call in [*calls, message.get("function_call")]:
             if isinstance(call, dict):

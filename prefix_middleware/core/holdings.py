@@ -6,7 +6,7 @@
 """
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Final
 
 from prefix_middleware.core.capacity import Stamp
@@ -34,7 +34,7 @@ class Holdings:
             return entry.get(worker)
         return entry if entry is not None and entry.worker == worker else None
 
-    def stamps(self, block: bytes) -> Iterable[Stamp]:
+    def stamps(self, block: bytes) -> Collection[Stamp]:
         """Return the stamps of a block, in no order."""
         entry = self._shards[hash(block) % self._count].get(block)
         if entry is None:

@@ -10,6 +10,7 @@ import math
 from bisect import bisect_left
 from collections import Counter, OrderedDict
 from collections.abc import Collection, Iterator, Sequence
+from itertools import chain, islice
 from typing import Final
 
 from msgspec import Struct
@@ -20,6 +21,9 @@ from prefix_middleware.core.restored import Restored, Table
 
 PROVISIONAL_RECORDS: Final = 4096
 PROVISIONAL_SECONDS: Final = 120.0
+MAX_HOLDERS: Final = (
+    8  # looked at for one match: the lightest of these is nearly as light as the lightest of a thousand
+)
 
 RecordName = tuple[str, int]
 """A record's origin and its number there."""
@@ -162,6 +166,9 @@ class PrefixIndex:
         holder = (worker, epoch)
         self._records[name] = _Provisional(hashes, holder, now)
         overlay = self._overlay
+        if overlay.keys().isdisjoint(hashes):  # mostly so, and much cheaper than block by block
+            overlay.update(dict.fromkeys(hashes, holder))
+            return
         for block in hashes:
             entry = overlay.setdefault(block, holder)
             if entry is not holder:
@@ -223,17 +230,38 @@ class PrefixIndex:
             return 0
         return bisect_left(hashes, True, key=lambda block: not self.holds(block, worker, now))
 
-    def best(self, hashes: Sequence[bytes], among: Collection[str], now: float) -> tuple[int, list[str]]:
-        """Return the longest match that any of `among` has, in blocks, and all of them that have it."""
+    def best(
+        self, hashes: Sequence[bytes], among: Collection[str], now: float, random: float = 0.0
+    ) -> tuple[int, list[str]]:
+        """Return the longest match that any of `among` has, in blocks, and who has it: all, or some of very many."""
         self._expire(now)
 
         def missing(block: bytes) -> bool:
-            return not any(worker in among for worker in self.holders(block, now))
+            return not self._held_by_any(block, among, now)
 
-        blocks = bisect_left(hashes, True, key=missing)
-        if not blocks:
+        if not hashes or missing(hashes[0]):
             return 0, []
-        return blocks, [worker for worker in self.holders(hashes[blocks - 1], now) if worker in among]
+        blocks = bisect_left(hashes, True, 1, key=missing)
+        return blocks, self._some_holders(hashes[blocks - 1], among, now, random)
+
+    def _held_by_any(self, block: bytes, among: Collection[str], now: float) -> bool:
+        oldest = now - self._ttl
+        for stamp in self._held.stamps(block):
+            if stamp.worker in among and self._valid(stamp, oldest):
+                return True  # one is enough: a common system prompt is held by the whole fleet
+        if not self.restored.pairs and block not in self._overlay:
+            return False
+        return any(worker in among for worker in self.holders(block, now))
+
+    def _some_holders(self, block: bytes, among: Collection[str], now: float, random: float) -> list[str]:
+        stamps = self._held.stamps(block)
+        if len(stamps) > MAX_HOLDERS:
+            first, oldest = int(random * len(stamps)), now - self._ttl
+            run = islice(chain(stamps, stamps), first, first + MAX_HOLDERS)
+            found = [s.worker for s in run if s.worker in among and self._valid(s, oldest)]
+            if found:
+                return found
+        return [worker for worker in self.holders(block, now) if worker in among]
 
     def _valid(self, stamp: Stamp, oldest: float) -> bool:
         return stamp.time >= oldest and self._epochs.get(stamp.worker) == stamp.epoch

@@ -109,7 +109,8 @@ class Loads(Generic[S]):
     def set_epoch(self, state: S, epoch: float) -> None:
         """Begin a new epoch: gauges of an older one weigh nothing."""
         state.epoch = epoch
-        self._add_up()
+        if self._gauges:
+            self._add_up()
 
     def _shift(self, state: S, by: int) -> None:
         total = state.in_flight + state.others_in_flight

@@ -56,19 +56,19 @@ class Fleet(Loads[WorkerState]):
         states = {worker.id: WorkerState(worker.id, url=worker.url) for worker in workers}
         super().__init__(states, max_in_flight)
         self._candidates: dict[str, Candidates] = {}  # by model; "" for a name that no worker lists
+        self._models: frozenset[str] | None = None  # that any worker lists; None: to be worked out
 
     def candidates(self, model: str, tokens: int, now: float) -> Candidates:
         """Return the ready workers that serve the model and hold `tokens`, less the excluded unless all are.
 
         While nobody is known to be ready, those not asked yet count.
         """
-        found = self._candidates.get(model) or self._candidates.get("")
-        if found is None or now >= found.until or (model and model not in self._candidates):
-            known = any(s.models and model in s.models for s in self.states.values())
-            key = model if known else ""  # a name of the host's own, which it will translate
-            found = self._candidates.get(key)
-            if found is None or now >= found.until:
-                found = self._candidates[key] = self._work_out(key, now)
+        if self._models is None:
+            self._models = frozenset().union(*(s.models for s in self.states.values() if s.models))
+        key = model if model in self._models else ""  # a name of the host's own, which it will translate
+        found = self._candidates.get(key)
+        if found is None or now >= found.until:
+            found = self._candidates[key] = self._work_out(key, now)
         if found.window is None or tokens <= found.window:
             return found
         return _wide_enough(found, tokens)
@@ -85,12 +85,13 @@ class Fleet(Loads[WorkerState]):
     def changed(self) -> None:
         """Forget who is a candidate: something that it depends on has changed."""
         self._candidates.clear()
+        self._models = None
 
     def set_ready(self, state: WorkerState, ready: bool, now: float) -> None:
-        """Change readiness; a worker that joins starts with the mean fill of the ready ones."""
+        """Change readiness; a worker that comes back starts with the mean fill of the ready ones."""
         if ready == state.ready:
             return
-        if ready:
+        if ready and (state.ready is False or not state.given_tokens):  # else a snapshot has told its fill
             self.level(state, [s for s in self.states.values() if s.ready], now)
         state.ready = ready
         self.changed()

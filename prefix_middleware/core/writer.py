@@ -80,6 +80,9 @@ def dict_of(value: object) -> dict[str, Any]:
     return value
 
 
+_TEXT_HEADS: Final = {role: ROLE + role.encode() + TEXT for role in ("user", "assistant", "tool")}
+
+
 class Writer:
     """The bytes so far, and the places among them that matter later."""
 
@@ -125,16 +128,17 @@ class Writer:
         if isinstance(name, str) and name:
             self.write(VALUE, text_bytes(name))
 
-    def plain(self, role: str, text: str) -> None:
-        """Append a message that is only a role and a string: most of them, so in one step."""
+    def plain(self, message: dict[str, Any]) -> bool:
+        """Append a message if it is only a usual role and some text: most are, so in one step."""
+        role, text = message.get("role"), message.get("content")
+        head = _TEXT_HEADS.get(role) if isinstance(role, str) else None
+        if head is None or len(message) != 2 or not isinstance(text, str) or not text:
+            return False
         if role == "assistant" and self._role != role:
             self.reply = len(self.chunks)
-        self._role = role
-        self.chunks += (ROLE, role.encode("utf-8", "surrogatepass"))
-        if text.startswith(BILLING_HEADER):
-            self.content(text)
-        elif text:
-            self.chunks += (TEXT, text.encode("utf-8", "surrogatepass"))
+        self._role = str(role)
+        self.chunks += (head, text.encode("utf-8", "surrogatepass"))
+        return True
 
     def text(self, text: str) -> None:
         """Append a text part."""
@@ -202,6 +206,10 @@ class Writer:
             self.media.append(len(self.chunks))
         else:
             self.other(part)
+
+    def offset(self, chunks: int) -> int:
+        """Return the length in bytes of so many chunks."""
+        return sum(map(len, self.chunks[:chunks]))
 
     def offsets(self) -> list[int]:
         """Return, for every number of chunks, their length in bytes."""

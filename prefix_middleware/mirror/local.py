@@ -4,12 +4,14 @@ import time
 from collections.abc import Sequence
 from typing import Final
 
+import anyio
 from anyio.lowlevel import checkpoint
 
 from prefix_middleware.core.updates import Gauge, Notice, Update
 from prefix_middleware.mirror import Peer
 from prefix_middleware.mirror.pace import GaugePace
 
+_ALONE_SECONDS: Final = 0.05
 _SLICE: Final = 64  # updates given to all peers before the event loop goes round
 
 
@@ -26,6 +28,8 @@ class LocalMirror:
         try:
             while True:
                 await peer.wait(pace.pause(time.monotonic(), peer.gauges()))
+                if len(self._peers) == 1:  # nobody to tell at once
+                    await anyio.sleep(_ALONE_SECONDS)
                 await self._publish(peer, peer.drain())
                 self._share_loads(peer, pace)
         finally:
