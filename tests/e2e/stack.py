@@ -118,6 +118,11 @@ class Stack:
         wait_until(lambda: all(text in self.log(number) for text in ready), what="workers ready")
         return number
 
+    def stop(self) -> None:
+        """End every process."""
+        for process in self.processes.values():
+            process.stop()
+
 
 @contextmanager
 def stack(
@@ -127,7 +132,7 @@ def stack(
     with ExitStack() as exits:
         redis = exits.enter_context(redis_server())
         it = Stack(redis, {w: free_port() for w in ("w1", "w2", "w3")}, {}, free_port(), [], options)
-        exits.callback(lambda: [process.stop() for process in it.processes.values()])
+        exits.callback(it.stop)
         exits.callback(it.client.close)
         for worker in it.workers:
             it.start_worker(worker)

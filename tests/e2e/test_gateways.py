@@ -66,8 +66,8 @@ def test_the_load_of_a_killed_gateway_is_gone_within_3_seconds(fleet: Stack) -> 
     """Six long streams through the first gateway weigh on all workers for the second, until the first is killed."""
     with ExitStack() as streams:
         for number in range(6):
-            body = {"model": "fake-model", "messages": conversation(("long", number), 2_000)}
-            body |= {"max_tokens": 1_000_000, "stream": True}
+            body: dict[str, object] = {"model": "fake-model", "max_tokens": 1_000_000, "stream": True}
+            body["messages"] = conversation(("long", number), 2_000)
             url = f"http://127.0.0.1:{fleet.gateways[0]}/v1/chat/completions"
             client = streams.enter_context(httpx.Client(timeout=60, trust_env=False))
             streams.enter_context(client.stream("POST", url, json=body, headers=KEY))
