@@ -3,8 +3,9 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 SETUP := $(VENV)/.setup-dev
+LITELLM := .cache/litellm
 
-.PHONY: demo test lint types wheel check matrix bench clean
+.PHONY: demo test test-litellm lint types wheel check matrix bench clean
 .DEFAULT_GOAL := check
 
 demo: $(SETUP)
@@ -13,6 +14,14 @@ demo: $(SETUP)
 test: $(SETUP)
 	scripts/services
 	$(BIN)/pytest $(ARGS)
+
+test-litellm: $(LITELLM)/.done
+	scripts/services
+	PREFIX_TEST_LITELLM=1 $(LITELLM)/bin/pytest tests/litellm $(ARGS)
+
+$(LITELLM)/.done: pyproject.toml scripts/litellm-venv
+	scripts/litellm-venv $(PYTHON) $(LITELLM)
+	touch $@
 
 lint: $(SETUP)
 	$(BIN)/ruff check .

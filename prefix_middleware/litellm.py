@@ -52,16 +52,16 @@ class PrefixCallback(CustomLogger):  # type: ignore[misc]
     def _made(self) -> Runtime:
         try:
             settings = Settings.from_env()
-        except SettingsError:
-            return Runtime(None)  # it says once what is wrong, and routes nothing
+        except SettingsError as error:
+            runtime = Runtime(None)
+            runtime.telemetry.error("settings", f"[PREFIX] error: {error}; requests pass unrouted")
+            return runtime
         if settings.upstream_url is not None:
             self._hop = Hop.of(settings.upstream_url, settings.header, settings.paths)
         # LiteLLM itself carries the header: a carrier on the same hop would take it off again
         runtime = Runtime(replace(settings, upstream_url=None, decide="ingress"))
         if self._hop is None:
-            text = (
-                "the LiteLLM callback needs PREFIX_UPSTREAM_URL, the api_base of the deployments behind nginx"
-            )
+            text = "the LiteLLM callback routes nothing: PREFIX_UPSTREAM_URL names no nginx"
             runtime.telemetry.warn("no_upstream", f"[PREFIX] warning: {text}")
         return runtime
 
@@ -69,23 +69,19 @@ class PrefixCallback(CustomLogger):  # type: ignore[misc]
         self, kwargs: dict[str, Any], call_type: Any
     ) -> dict[str, Any] | None:
         """Take the header off what a client has sent, and set it for a deployment behind nginx."""
-        mounted = current.get()
-        if mounted is not None and mounted.alive:  # the application is wrapped as well: that has routed it
-            return None
         runtime = self.runtime
-        header = runtime.settings.header
-        changed = kwargs | {
-            name: without(kwargs[name], header)
-            for name in ("headers", "extra_headers")
-            if kwargs.get(name) is not None
-        }
+        header, mounted = runtime.settings.header, current.get()
+        routed = mounted is not None and mounted.alive  # the application is wrapped as well
+        # a client may have filled either; behind a mount the first has, if any, the mount's own header
+        names = ("extra_headers",) if routed else ("headers", "extra_headers")
+        changed = kwargs | {name: without(kwargs[name], header) for name in names if kwargs.get(name)}
+        if routed:
+            return changed
         with runtime.telemetry.guarded():
             call = await self._call(runtime, kwargs, getattr(call_type, "value", call_type))
             if call is not None and call.exchange.worker is not None:
-                changed["extra_headers"] = {
-                    **(changed.get("extra_headers") or {}),
-                    header: call.exchange.worker,
-                }
+                own = {header: call.exchange.worker}
+                changed["extra_headers"] = (changed.get("extra_headers") or {}) | own
                 call.exchange.injected()
         return changed
 
