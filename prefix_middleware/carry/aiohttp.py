@@ -7,7 +7,7 @@ from weakref import WeakKeyDictionary
 
 import wrapt
 
-from prefix_middleware.carry.outgoing import SERVED, Call, Outgoing, begin, body_of, closed
+from prefix_middleware.carry.outgoing import SERVED, Call, Outgoing, awaited, begin, body_of, closed
 from prefix_middleware.core.canonical import Skip
 
 _patched: set[type] = set()
@@ -45,13 +45,12 @@ async def _send(wrapped: Callable[..., Awaitable[Any]], instance: Any, args: Any
     except BaseException:
         call.lost()
         raise
-    call.sent()
-    _sent[response] = call
+    awaited(call, response, _sent)
     return response
 
 
 async def _start(wrapped: Callable[..., Awaitable[Any]], instance: Any, args: Any, kwargs: Any) -> Any:
-    call = _sent.pop(instance, None)
+    call = _sent.pop(instance, None) if _sent else None
     if call is None:
         return await wrapped(*args, **kwargs)
     try:
@@ -59,7 +58,7 @@ async def _start(wrapped: Callable[..., Awaitable[Any]], instance: Any, args: An
     except BaseException:
         call.lost()
         raise
-    call.answered(instance, instance.status, instance.headers.get(SERVED))
+    call.answered(instance, _head)
     return result
 
 
@@ -68,3 +67,7 @@ def _end(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> 
         return wrapped(*args, **kwargs)
     finally:
         closed(instance)
+
+
+def _head(response: Any) -> tuple[int, str | None]:
+    return response.status, response.headers.get(SERVED)

@@ -58,7 +58,7 @@ def _handle(
     except BaseException:
         call.lost()
         raise
-    call.answered(response, response.status_code, response.headers.get(SERVED))
+    call.answered(response, _head)
     return response
 
 
@@ -77,7 +77,7 @@ async def _handle_async(
     except BaseException:
         call.lost()
         raise
-    call.answered(response, response.status_code, response.headers.get(SERVED))
+    call.answered(response, _head)
     return response
 
 
@@ -93,3 +93,7 @@ async def _aclose(wrapped: Callable[..., Awaitable[None]], instance: object, arg
         await wrapped(*args, **kwargs)
     finally:
         closed(instance)
+
+
+def _head(response: Any) -> tuple[int, str | None]:
+    return response.status_code, response.headers.get(SERVED)

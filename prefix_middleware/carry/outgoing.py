@@ -35,14 +35,19 @@ class Call:
 
     __slots__ = ("_exchange", "_header", "_headers")
 
-    def __init__(self, exchange: Carried, headers: MutableMapping[str, str], header: str) -> None:
+    def __init__(self, exchange: Carried, headers: MutableMapping[str, str], header: str | None) -> None:
         self._exchange = exchange
         self._headers = headers
         self._header = header
 
     def sent(self) -> None:
         """Take the header off the client's own request again."""
-        self._headers.pop(self._header, None)
+        header, self._header = self._header, None
+        if header is not None:
+            try:
+                del self._headers[header]
+            except KeyError:
+                pass  # somebody behind us has taken it off
 
     def lost(self) -> None:
         """Note that there is no answer: between the host and nginx, that is no worker's fault."""
@@ -52,11 +57,12 @@ class Call:
         except Exception as failure:
             _keep_inside(failure)
 
-    def answered(self, response: object, status: int, served: str | None) -> None:
-        """Note who answered with which status."""
+    def answered(self, response: object, head: Callable[[Any], tuple[int, str | None]]) -> None:
+        """Note the answer's status and who gave it, as `head` reads them."""
         try:
             self.sent()
             exchange = self._exchange
+            status, served = head(response)
             exchange.served(served, status)
             if exchange.ends_with_response and exchange.alive:
                 end = finalize(response, _collected, id(response), exchange)
@@ -82,15 +88,26 @@ def _begin(out: Outgoing) -> Call | None:
     if hop is None:
         _note_elsewhere(out)
         return None
-    if hop.header in out.headers:
-        del out.headers[hop.header]  # a copy that the host has forwarded from its client
     exchange = hop.exchange(out.method, out.path, out.read)
+    worker = None if exchange is None else exchange.worker
+    if worker is not None:
+        out.headers[hop.header] = worker  # replaces every copy
+    elif hop.header in out.headers:
+        del out.headers[hop.header]  # a copy that the host has forwarded from its client
     if exchange is None:
         return None
-    if exchange.worker is not None:
-        out.headers[hop.header] = exchange.worker
+    if worker is not None:
         exchange.injected()
-    return Call(exchange, out.headers, hop.header)
+    return Call(exchange, out.headers, hop.header if worker is not None else None)
+
+
+def awaited(call: Call, response: object, waiting: MutableMapping[Any, Call]) -> None:
+    """Keep the call of a response whose head is not there yet."""
+    try:
+        call.sent()
+        waiting[response] = call
+    except Exception as failure:
+        _keep_inside(failure)
 
 
 def closed(response: object) -> None:

@@ -43,7 +43,7 @@ def _send(wrapped: Callable[..., Any], _instance: object, args: Any, kwargs: Any
     except BaseException:
         call.lost()
         raise
-    call.answered(response, response.status_code, response.headers.get(SERVED))
+    call.answered(response, _head)
     return response
 
 
@@ -52,3 +52,7 @@ def _close(wrapped: Callable[..., None], instance: object, args: Any, kwargs: An
         wrapped(*args, **kwargs)
     finally:
         closed(instance)
+
+
+def _head(response: Any) -> tuple[int, str | None]:
+    return response.status_code, response.headers.get(SERVED)

@@ -64,7 +64,7 @@ async def client(kind: str) -> AsyncIterator[Post]:
 
             yield post
     else:
-        with _sync(kind) as sync_post:
+        with _Blocking(kind) as sync_post:
 
             async def post(url: str, body: Any = BODY, headers: Mapping[str, str] | None = None) -> Answer:
                 return _of(await asyncio.to_thread(sync_post, url + CHAT, body, headers))
@@ -72,7 +72,7 @@ async def client(kind: str) -> AsyncIterator[Post]:
             yield post
 
 
-class _sync:
+class _Blocking:
     """A client whose calls block."""
 
     def __init__(self, kind: str) -> None:

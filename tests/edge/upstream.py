@@ -37,15 +37,16 @@ class Upstream:
 
 
 class Host:
-    """A host that reads the body, makes a call and answers with 200."""
+    """A host that reads the body, makes a call and answers."""
 
     def __init__(self) -> None:
+        self.status = 200
         self.call: Callable[[], Awaitable[object]] = partial(asyncio.sleep, 0)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await read(receive)
         await self.call()
-        await send(start())
+        await send(start(self.status))
         await send(chunk(b"ok", more=False))
 
 
