@@ -25,9 +25,8 @@ class PrefixMiddleware:
         if scope["type"] == "lifespan":
             await runtime.lifespan(self.app, scope, receive, send)
             return
-        if (
-            scope["type"] not in ("http", "websocket") or SCOPE_KEY in scope
-        ):  # mounted twice: the outer one has routed
+        mounted_twice = SCOPE_KEY in scope  # the outer one has routed
+        if scope["type"] not in ("http", "websocket") or mounted_twice:
             await self.app(scope, receive, send)
             return
         take_header_off(scope, runtime.header)
