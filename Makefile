@@ -3,12 +3,13 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 SETUP := $(VENV)/.setup-dev
+DEMO := $(VENV)/.setup-demo
 LITELLM := .cache/litellm
 
 .PHONY: demo test test-litellm lint types wheel check matrix bench clean
 .DEFAULT_GOAL := check
 
-demo: $(SETUP)
+demo: $(DEMO)
 	$(BIN)/prefix-middleware demo
 
 test: $(SETUP)
@@ -42,6 +43,10 @@ bench: $(SETUP)
 check: lint types test wheel
 
 $(SETUP): pyproject.toml scripts/venv
+	scripts/venv $(PYTHON) $(VENV) --group dev
+	touch $@ $(DEMO)
+
+$(DEMO): pyproject.toml scripts/venv
 	scripts/venv $(PYTHON) $(VENV)
 	touch $@
 
