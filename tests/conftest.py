@@ -10,8 +10,8 @@ from tests.services import RedisServer, redis_server
 
 @pytest.fixture
 def anyio_backend() -> tuple[str, dict[str, bool]]:
-    """Return plain asyncio, or uvloop where PREFIX_TEST_UVLOOP asks for it."""
-    return "asyncio", {"use_uvloop": bool(os.environ.get("PREFIX_TEST_UVLOOP"))}
+    """Return plain asyncio, or uvloop where TEST_UVLOOP asks for it."""
+    return "asyncio", {"use_uvloop": bool(os.environ.get("TEST_UVLOOP"))}
 
 
 @pytest.fixture
