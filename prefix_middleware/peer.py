@@ -32,6 +32,7 @@ class RouterPeer:
         self._thread = threading.get_ident()
         self._bell = Event()
         self._connected = False
+        self._dropped = 0  # of the outbox, as far as counted
         self._patient = False  # waits so long that a change of loads should end it
         self._stirred = False  # loads have changed since they were looked at
         router.on_update = self._ring
@@ -68,6 +69,10 @@ class RouterPeer:
     def drain(self) -> list[Update]:
         """Take what is due for publication."""
         due = self._router.drain(self._clock())
+        dropped = self._router.dropped_updates - self._dropped
+        if dropped:
+            self._dropped += dropped
+            self._telemetry.count("mirror.dropped", dropped)
         if not self._connected:  # no stream says which notice of a restart was first: ours counts
             self.merge(self.origin, [update for update in due if isinstance(update, Notice)], 0.0)
         return due

@@ -11,6 +11,7 @@ from prefix_middleware.core.blocks import BLOCK_BYTES, MAX_WINDOW_BYTES
 from prefix_middleware.core.canonical import api_of
 from prefix_middleware.core.choose import POLICIES, Figures
 from prefix_middleware.core.workers import Worker
+from prefix_middleware.mirror.address import is_redis_url
 
 LogForm = Literal["host", "line", "json"]
 Mode = Literal["on", "shadow", "off"]
@@ -23,7 +24,6 @@ _ID = re.compile(r"[a-z0-9-]{1,32}")
 _FLEET = re.compile(r"[a-z0-9-]{1,64}")
 _HEADER = re.compile(r"[Xx]-[A-Za-z0-9-]{1,62}")  # LiteLLM and others forward only x-*
 _TENANT = re.compile(r"[A-Za-z0-9-]{1,64}")
-_REDIS_SCHEMES: Final = ("redis", "rediss", "unix", "redis+sentinel", "rediss+sentinel")
 _KIB: Final = 1024
 _MIB: Final = 1024 * 1024
 
@@ -55,7 +55,7 @@ class Settings:
         default=None, repr=False
     )  # keys the block hashes; equal on all gateways of a fleet
     window_bytes: int = _MIB  # hashed part of a prompt; an agent's tools alone can be 100 KB
-    index_blocks: int = 200_000  # (block, worker) pairs, about 40 MB
+    index_blocks: int = 200_000  # (block, worker) pairs, about 30 MB
     ttl_seconds: float = 5400.0  # 90 minutes: older blocks have left any worker's cache
     max_body_bytes: int = 16 * _MIB  # held per request
     max_buffered_bytes: int = 256 * _MIB  # held per process
@@ -138,7 +138,7 @@ def _is_names(value: object) -> bool:
 
 
 def _is_redis_url(value: object) -> bool:
-    return isinstance(value, str) and value.split("://")[0] in _REDIS_SCHEMES
+    return isinstance(value, str) and is_redis_url(value)
 
 
 def _between(low: float, high: float, kind: type[int] | type[float]) -> Callable[[object], bool]:

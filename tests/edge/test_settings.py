@@ -24,7 +24,13 @@ ACCEPTED: dict[str, list[Any]] = {
         (Worker("a-1", "http://[::1]:8000/"),),
         (Worker("a" * 32, "http://h"),),
     ],
-    "redis_url": [None, "redis://:secret@h:6379/0", "rediss://h", "unix:///run/redis.sock"],
+    "redis_url": [
+        None,
+        "redis://:secret@h:6379/0",
+        "rediss://h",
+        "unix:///run/redis.sock",
+        "redis+sentinel://h:1,g:2/name/0",
+    ],
     "fleet": ["default", "a", "eu-1", "x" * 64],
     "upstream_url": [
         None,
@@ -83,7 +89,15 @@ REFUSED: dict[str, list[Any]] = {
             )
         ],
     ],
-    "redis_url": ["", "localhost:6379", "http://h", 6379, b"redis://h"],
+    "redis_url": [
+        "",
+        "localhost:6379",
+        "http://h",
+        6379,
+        b"redis://h",
+        "redis://h:port",
+        "redis+sentinel://h",
+    ],
     "fleet": ["", "Default", "a b", "a/b", "x" * 65, None, 1, "a\n"],
     "upstream_url": [
         "",

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from prefix_middleware.core.router import PROVISIONAL_DELAY_SECONDS
+from prefix_middleware.core.router import OUTBOX_UPDATES, PROVISIONAL_DELAY_SECONDS
 from prefix_middleware.core.updates import Confirmed, Provisional
 from prefix_middleware.peer import PATIENT_SECONDS
 from tests.mirror.fleet import Gateway
@@ -81,3 +81,14 @@ async def test_a_choice_in_another_thread_ends_the_wait_too() -> None:
     thread = threading.Thread(target=gateway.serve, args=(1,))
     assert await took(gateway, LONG, thread.start) < LONG
     thread.join()
+
+
+async def test_updates_that_the_outbox_has_dropped_are_counted() -> None:
+    """What nobody drains is bounded, and the loss can be seen; each one is counted once."""
+    gateway = quiet()
+    for number in range(OUTBOX_UPDATES + 3):
+        gateway.router.lost("w1", float(number))
+    assert len(gateway.peer.drain()) == OUTBOX_UPDATES
+    assert gateway.count("dropped") == 3
+    gateway.peer.drain()
+    assert gateway.count("dropped") == 3
