@@ -13,7 +13,7 @@ import anyio
 from prefix_middleware.clock import Clock
 from prefix_middleware.core.router import Router
 from prefix_middleware.core.snapshot import Snapshot
-from prefix_middleware.core.updates import Gauge, Notice, Update
+from prefix_middleware.core.updates import Gauge, Notice, Tally, Update
 from prefix_middleware.telemetry import Telemetry
 
 PATIENT_SECONDS: Final = 0.1
@@ -82,14 +82,19 @@ class RouterPeer:
         self._stirred = False
         return self._router.gauges()
 
+    def tally(self) -> Tally | None:
+        """Return what this process has decided, injected and seen echoed."""
+        counts = self._telemetry.counts
+        return Tally(counts["decisions"], counts["injections"], counts["echoes"])
+
     def merge(self, origin: str, updates: Sequence[Update], age_seconds: float) -> None:
         """Apply what another gateway published."""
         with self._telemetry.guarded():
             self._router.merge(origin, updates, age_seconds, self._clock())
             self._telemetry.count("merged", len(updates))
 
-    def merge_gauges(self, origin: str, gauges: Sequence[Gauge]) -> None:
-        """Replace what is known of another gateway's loads."""
+    def merge_gauges(self, origin: str, gauges: Sequence[Gauge], tally: Tally | None) -> None:  # noqa: ARG002
+        """Replace what is known of another gateway's loads; its tally is for whoever looks."""
         with self._telemetry.guarded():
             self._router.merge_gauges(origin, gauges, self._clock())
 

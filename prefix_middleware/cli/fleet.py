@@ -18,7 +18,7 @@ from prefix_middleware.core.blocks import Hasher
 from prefix_middleware.core.choose import load_tokens
 from prefix_middleware.core.router import Router
 from prefix_middleware.core.snapshot import Snapshot
-from prefix_middleware.core.updates import Gauge, Update
+from prefix_middleware.core.updates import Gauge, Tally, Update
 from prefix_middleware.core.workers import WorkerState
 from prefix_middleware.health import TIMEOUT_SECONDS, WorkerHealth
 from prefix_middleware.mirror.redis import RedisMirror
@@ -27,7 +27,7 @@ from prefix_middleware.runtime import Runtime
 from prefix_middleware.settings import Settings
 from prefix_middleware.telemetry import Telemetry
 
-LOADS_SECONDS: Final = 1.1  # every gateway that has loads says them once a second
+LOADS_SECONDS: Final = 1.1  # every gateway says its loads once a second
 _QUIET_SECONDS: Final = 0.3  # without an entry: what was there has been read
 _CLOCKS_SECONDS: Final = 0.05  # what Redis' clock and ours may disagree by
 _LOOK_SECONDS: Final = 0.02
@@ -55,6 +55,7 @@ class Origin:
 
     last_decision: float | None = None
     gauges: tuple[Gauge, ...] = ()
+    tally: Tally | None = None  # it has said none, or it only looks
 
 
 class Listener(RouterPeer):
@@ -88,6 +89,10 @@ class Listener(RouterPeer):
         """Carry nothing."""
         return []
 
+    def tally(self) -> None:
+        """Be no gateway."""
+        return
+
     def merge(self, origin: str, updates: Sequence[Update], age_seconds: float) -> None:
         """Apply what a gateway published, and note when it did."""
         super().merge(origin, updates, age_seconds)
@@ -98,10 +103,11 @@ class Listener(RouterPeer):
             said = self.origins.setdefault(origin, Origin())
             said.last_decision = max(at, said.last_decision or at)
 
-    def merge_gauges(self, origin: str, gauges: Sequence[Gauge]) -> None:
-        """Apply a gateway's loads."""
-        super().merge_gauges(origin, gauges)
-        self.origins.setdefault(origin, Origin()).gauges = tuple(gauges)
+    def merge_gauges(self, origin: str, gauges: Sequence[Gauge], tally: Tally | None) -> None:
+        """Apply a gateway's loads, and note what it has done."""
+        super().merge_gauges(origin, gauges, tally)
+        said = self.origins.setdefault(origin, Origin())
+        said.gauges, said.tally = tuple(gauges), tally
 
     def snapshot(self) -> Iterator[None]:
         """Write none: what is known here is a part."""

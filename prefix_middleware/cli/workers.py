@@ -16,7 +16,7 @@ _ORIGINS: Final = 20  # shown by the table; --json has all
 
 
 class OriginFacts(Struct, frozen=True, kw_only=True):
-    """One gateway process: when it last decided, and its own loads."""
+    """One gateway process: when it last decided, its own loads, and its counts since it started (None: it is gone)."""
 
     origin: str
     last_decision_seconds: float | None  # ago; None: it has loads but has decided nothing that is still there
@@ -24,6 +24,9 @@ class OriginFacts(Struct, frozen=True, kw_only=True):
     backlog_tokens: int
     prompt_tokens: int
     in_flight_by_worker: dict[str, int]
+    decided: int | None
+    injected: int | None
+    echoed: int | None
 
 
 class FleetFacts(Struct, frozen=True, kw_only=True):
@@ -55,17 +58,18 @@ def workers(
 
 
 def _origins(view: View) -> list[OriginFacts]:
-    """Return who has decided or carries something, the latest first."""
+    """Return who is there, has decided or carries something, the latest first."""
     found = [
         _origin(name, said, view)
         for name, said in view.origins.items()
-        if said.last_decision is not None or said.gauges
+        if said.last_decision is not None or said.gauges or said.tally is not None
     ]
     return sorted(found, key=lambda o: (o.in_flight == 0, o.last_decision_seconds or 0.0, o.origin))
 
 
 def _origin(name: str, said: Origin, view: View) -> OriginFacts:
     ago = None if said.last_decision is None else round(max(0.0, view.now - said.last_decision), 1)
+    tally = said.tally
     gauges = [gauge for gauge in said.gauges if gauge.in_flight]
     return OriginFacts(
         origin=shown(name),
@@ -74,6 +78,9 @@ def _origin(name: str, said: Origin, view: View) -> OriginFacts:
         backlog_tokens=sum(gauge.backlog_tokens for gauge in gauges),
         prompt_tokens=sum(gauge.prompt_tokens for gauge in gauges),
         in_flight_by_worker={shown(gauge.worker): gauge.in_flight for gauge in gauges},
+        decided=None if tally is None else tally.decided,
+        injected=None if tally is None else tally.injected,
+        echoed=None if tally is None else tally.echoed,
     )
 
 
@@ -106,13 +113,22 @@ def _show(seen: FleetFacts) -> None:
 def _show_gateways(seen: FleetFacts) -> None:
     out = console()
     if not seen.gateways:
-        out.print(f"no gateway of fleet {seen.fleet} has decided anything yet")
+        out.print(f"no gateway of fleet {seen.fleet} is there")
         return
     rows = [
-        (o.origin, _ago(o.last_decision_seconds), o.in_flight, o.backlog_tokens, o.prompt_tokens)
+        (
+            o.origin,
+            _ago(o.last_decision_seconds),
+            o.in_flight,
+            o.prompt_tokens,
+            o.decided,
+            o.injected,
+            o.echoed,
+        )
         for o in seen.gateways[:_ORIGINS]
     ]
-    out.print(table(("gateway", "decided", "in-flight", "backlog", "prompt tokens"), rows))
+    columns = ("gateway", "last", "in-flight", "prompt tokens", "decided", "injected", "echoed")
+    out.print(table(columns, rows))
     if len(seen.gateways) > _ORIGINS:
         out.print(f"and {len(seen.gateways) - _ORIGINS} earlier ones")
 

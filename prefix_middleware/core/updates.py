@@ -57,6 +57,14 @@ class Suspect(Struct, frozen=True, array_like=True, tag="s"):
 Update = Provisional | Confirmed | Withdrawn | Notice | Suspect
 
 
+class Tally(Struct, frozen=True, array_like=True):
+    """What one origin has done since it started: decided, injected by a carrier, echoed by who served."""
+
+    decided: int
+    injected: int
+    echoed: int
+
+
 class Gauge(Struct, frozen=True, array_like=True):
     """One origin's own load on one worker, absolute."""
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import Protocol
 
 from prefix_middleware.core.snapshot import Snapshot
-from prefix_middleware.core.updates import Gauge, Update
+from prefix_middleware.core.updates import Gauge, Tally, Update
 
 
 class Peer(Protocol):
@@ -24,11 +24,14 @@ class Peer(Protocol):
     def gauges(self) -> list[Gauge]:
         """Return this process's own absolute loads, one per worker."""
 
+    def tally(self) -> Tally | None:
+        """Return what this process has done so far; None for one that only looks."""
+
     def merge(self, origin: str, updates: Sequence[Update], age_seconds: float) -> None:
         """Apply what `origin` published `age_seconds` ago. Safe to repeat; never raises."""
 
-    def merge_gauges(self, origin: str, gauges: Sequence[Gauge]) -> None:
-        """Replace what is known of the loads of `origin`. Never raises."""
+    def merge_gauges(self, origin: str, gauges: Sequence[Gauge], tally: Tally | None) -> None:
+        """Replace what is known of the loads of `origin`, and what it has done. Never raises."""
 
     def snapshot(self) -> Iterator[Snapshot | None]:
         """Yield None after each step of at most 1 ms, then what this process knows; nothing: it writes no snapshots."""

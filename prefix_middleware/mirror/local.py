@@ -56,5 +56,5 @@ class LocalMirror:
             return
         for peer in self._peers:
             if peer is not author:
-                peer.merge_gauges(author.origin, gauges)
+                peer.merge_gauges(author.origin, gauges, author.tally())
         pace.sent(now, gauges)

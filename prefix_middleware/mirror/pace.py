@@ -10,11 +10,10 @@ from anyio.lowlevel import checkpoint
 from prefix_middleware.core.updates import Gauge, Update
 from prefix_middleware.mirror import Peer
 
-IDLE_SECONDS: Final = 1.0
-"""Longest time between two looks at a peer's outbox and loads."""
+REFRESH_SECONDS: Final = 1.0
+"""Between two publications of the same loads, which receivers drop after 3 s; the longest time between two looks at a peer."""
 
 _CHANGED_SECONDS: Final = 0.1
-_REFRESH_SECONDS: Final = 1.0  # receivers drop a load 3 s after its arrival
 _SLICE_SECONDS: Final = 0.0005  # half of the 1 ms that applying may hold the event loop: a call may overshoot
 _MAX_SLICE: Final = 64
 _FIRST_BACKOFF_SECONDS: Final = 0.1
@@ -22,12 +21,11 @@ _LAST_BACKOFF_SECONDS: Final = 10.0
 
 
 class GaugePace:
-    """Says when loads are due: 100 ms apart when changed, 1 s apart while not zero, zeros twice."""
+    """Says when loads are due: 100 ms apart when changed, else 1 s apart, also zeros: whoever looks sees who is there."""
 
     def __init__(self) -> None:
         self._sent: list[Gauge] | None = None
         self._sent_at = 0.0
-        self._zeros = 0
 
     def force(self) -> None:
         """Make the next loads due whatever they are."""
@@ -38,22 +36,15 @@ class GaugePace:
         if self._sent is None:
             return True
         waited = now - self._sent_at
-        if gauges != self._sent:
-            return waited >= _CHANGED_SECONDS
-        return waited >= _REFRESH_SECONDS and self._zeros < 2
+        return waited >= (_CHANGED_SECONDS if gauges != self._sent else REFRESH_SECONDS)
 
     def pause(self, now: float, gauges: list[Gauge]) -> float:
         """Return for how many seconds nothing is due unless the loads change, at most 1."""
-        waited = now - self._sent_at
-        if gauges != self._sent:
-            return min(max(0.0, _CHANGED_SECONDS - waited), IDLE_SECONDS)
-        return max(0.0, _REFRESH_SECONDS - waited) if self._zeros < 2 else IDLE_SECONDS
+        apart = _CHANGED_SECONDS if gauges != self._sent else REFRESH_SECONDS
+        return min(max(0.0, apart - (now - self._sent_at)), REFRESH_SECONDS)
 
     def sent(self, now: float, gauges: list[Gauge]) -> None:
         """Note that these loads were published."""
-        loaded = any(gauge.in_flight or gauge.backlog_tokens or gauge.prompt_tokens for gauge in gauges)
-        repeated = gauges == self._sent
-        self._zeros = 0 if loaded else self._zeros + 1 if repeated else 1
         self._sent, self._sent_at = gauges, now
 
 

@@ -6,12 +6,12 @@ from typing import Any, Final
 
 import anyio
 
-from prefix_middleware.core.updates import Gauge, Notice
+from prefix_middleware.core.updates import Notice
 from prefix_middleware.mirror.link import FIELD, START, Link
 from prefix_middleware.mirror.pace import Backoff, Slices
 from prefix_middleware.mirror.snapshots import Snapshots
 from prefix_middleware.mirror.store import Store, connected, number, only_id, reason_of
-from prefix_middleware.mirror.wire import Entry, Refused
+from prefix_middleware.mirror.wire import Entry, Loads, Refused
 
 RELOAD_SECONDS: Final = 5.0
 """Shortest time between two looks for a snapshot because numbers are missing."""
@@ -137,16 +137,16 @@ class Reader:
             await self._slices.merge(entry.origin, updates, age_seconds)
 
     def _apply_gauges(self, entries: Any) -> None:
-        latest: dict[str, list[Gauge]] = {}
+        latest: dict[str, Loads] = {}
         for entry_id, fields in entries:
             self._gauges_id = entry_id
             entry = self._link.wire.unpack_gauges(_data(fields))
             if isinstance(entry, Refused):
                 self._peer.mirror_count(entry.value, 1)
-            elif entry[0] != self._peer.origin:
-                latest[entry[0]] = entry[1]
-        for origin, gauges in latest.items():
-            self._peer.merge_gauges(origin, gauges)
+            elif entry.origin != self._peer.origin:
+                latest[entry.origin] = entry
+        for loads in latest.values():
+            self._peer.merge_gauges(loads.origin, loads.gauges, loads.tally)
 
 
 def _data(fields: list[bytes]) -> bytes:

@@ -1,7 +1,7 @@
 """Mirror entries as bytes: version, kind, fingerprint, then msgpack. Pure.
 
     decisions   (origin, sequence, held, updates)   sequence: the number of the first update among all of its origin
-    gauges      (origin, gauges)                    held: milliseconds that the updates waited before they were written
+    gauges      (origin, gauges, tally)             held: milliseconds that the updates waited before they were written
 
 What arrives was written by whoever may write to the store, so every figure is checked before a peer sees it.
 A new layout gets a new VERSION; gateways of another version, scheme, key or window ignore each other's entries.
@@ -21,11 +21,12 @@ from prefix_middleware.core.updates import (
     Notice,
     Provisional,
     Suspect,
+    Tally,
     Update,
     Withdrawn,
 )
 
-VERSION: Final = 2
+VERSION: Final = 3
 FINGERPRINT_BYTES: Final = 8
 MAX_UPDATES: Final = 4096
 """Updates in one entry."""
@@ -63,6 +64,14 @@ class Entry(msgspec.Struct, frozen=True, array_like=True):
     updates: list[Update]
 
 
+class Loads(msgspec.Struct, frozen=True, array_like=True):
+    """All loads of one origin, and its tally; None is somebody who only looks."""
+
+    origin: _Origin
+    gauges: list[Gauge]
+    tally: Tally | None
+
+
 class Wire:
     """Packs and unpacks the entries of one fingerprint (8 bytes: scheme version, key and window)."""
 
@@ -85,9 +94,9 @@ class Wire:
         first = self.pack_decisions(origin, updates[:half], sequence, held_ms)
         return first + self.pack_decisions(origin, updates[half:], sequence + half, held_ms)
 
-    def pack_gauges(self, origin: str, gauges: Sequence[Gauge]) -> bytes:
+    def pack_gauges(self, origin: str, gauges: Sequence[Gauge], tally: Tally | None) -> bytes:
         """Return the entry that says all loads of `origin`."""
-        return self._gauges + msgspec.msgpack.encode((origin, gauges))
+        return self._gauges + msgspec.msgpack.encode(Loads(origin, list(gauges), tally))
 
     def unpack_decisions(self, entry: bytes) -> Entry | Refused:
         """Return the entry, or why not; no bytes make this raise."""
@@ -97,17 +106,17 @@ class Wire:
         sound = len(unpacked.updates) <= MAX_UPDATES and all(map(_is_sound_update, unpacked.updates))
         return unpacked if sound else Refused.UNDECODABLE
 
-    def unpack_gauges(self, entry: bytes) -> tuple[str, list[Gauge]] | Refused:
-        """Return (origin, gauges), or why not; no bytes make this raise."""
-        unpacked = _unpacked(entry, self._gauges, _GAUGES)
+    def unpack_gauges(self, entry: bytes) -> Loads | Refused:
+        """Return the loads, or why not; no bytes make this raise."""
+        unpacked = _unpacked(entry, self._gauges, _LOADS)
         if isinstance(unpacked, Refused):
             return unpacked
-        sound = len(unpacked[1]) <= _MAX_GAUGES and all(map(_is_sound_gauge, unpacked[1]))
-        return unpacked if sound else Refused.UNDECODABLE
+        sound = len(unpacked.gauges) <= _MAX_GAUGES and all(map(_is_sound_gauge, unpacked.gauges))
+        return unpacked if sound and _is_sound_tally(unpacked.tally) else Refused.UNDECODABLE
 
 
 _ENTRY: Final = msgspec.msgpack.Decoder(Entry)
-_GAUGES: Final = msgspec.msgpack.Decoder(tuple[_Origin, list[Gauge]])
+_LOADS: Final = msgspec.msgpack.Decoder(Loads)
 
 
 def _refused(entry: bytes, header: bytes) -> Refused | None:
@@ -154,6 +163,10 @@ def _is_sound_gauge(gauge: Gauge) -> bool:
     return _is_worker(gauge.worker, gauge.epoch) and _are_counts(
         gauge.in_flight, gauge.backlog_tokens, gauge.prompt_tokens
     )
+
+
+def _is_sound_tally(tally: Tally | None) -> bool:
+    return tally is None or _are_counts(tally.decided, tally.injected, tally.echoed)
 
 
 def _is_record(record: int) -> bool:

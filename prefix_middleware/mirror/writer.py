@@ -112,7 +112,7 @@ class Writer:
             ("XADD", keys.decisions, rule[0], "~", rule[1], "*", FIELD, entry) for entry in entries
         ]
         if gauges is not None:
-            entry = self._link.wire.pack_gauges(self._peer.origin, gauges)
+            entry = self._link.wire.pack_gauges(self._peer.origin, gauges, self._peer.tally())
             commands.append(("XADD", keys.gauges, "MAXLEN", "~", _MAX_GAUGES, "*", FIELD, entry))
         return commands
 

@@ -68,6 +68,9 @@ async def test_the_fleet_is_shown_as_the_mirror_has_it(workers: Workers, redis: 
                 "backlog_tokens": 0,
                 "prompt_tokens": 5001,
                 "in_flight_by_worker": {home: 1},
+                "decided": 0,
+                "injected": 0,
+                "echoed": 0,
             }
         ],
     }
@@ -82,8 +85,8 @@ async def test_the_fleet_is_shown_as_the_mirror_has_it(workers: Workers, redis: 
         "ConnectError",
         "worker in-flight backlog prompt tokens load blocks share",
         *(f"{w} {figures.get(w, '0 0 0 0 0 0.0 %')}" for w in ("w1", "w2", "w3")),
-        "gateway decided in-flight backlog prompt tokens",
-        f"{name} AGO 1 0 5,001",
+        "gateway last in-flight prompt tokens decided injected echoed",
+        f"{name} AGO 1 5,001 0 0 0",
     ]
 
 

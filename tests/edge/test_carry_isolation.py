@@ -27,6 +27,7 @@ from tests.edge.asgi import (
     settings_for,
     start,
 )
+from tests.edge.clients import client
 from tests.edge.upstream import EVIL, Upstream, rig
 
 pytestmark = pytest.mark.anyio
@@ -135,8 +136,9 @@ async def test_threads_carry_where_the_context_follows(
         assert upstream.seen == [("POST", CHAT, named)]
 
 
-async def test_eight_hundred_concurrent_requests_keep_their_own_workers(silent_port: int) -> None:
-    """Every outgoing request names the worker that was chosen for its own incoming one."""
+@pytest.mark.parametrize("kind", ["httpx", "httpx2", "aiohttp", "requests"])
+async def test_eight_hundred_concurrent_requests_keep_their_own_workers(silent_port: int, kind: str) -> None:
+    """Every outgoing request names the worker that was chosen for its own incoming one, with every client."""
     chosen: dict[str, list[str]] = {}
     ids = tuple(f"w{i}" for i in range(8))
     upstream, everybody, turns = Upstream(), asyncio.Event(), asyncio.Semaphore(10)
@@ -149,13 +151,13 @@ async def test_eight_hundred_concurrent_requests_keep_their_own_workers(silent_p
             everybody.set()
         await everybody.wait()
         async with turns:
-            await client.post(url + CHAT, headers={"x-number": number})
+            await post(url, headers={"x-number": number})
 
     async with (
         served(upstream) as url,
-        httpx.AsyncClient(timeout=30) as client,
+        client(kind) as post,
         mounted(host, settings_for(silent_port, ids, upstream_url=url)) as middleware,
-        asyncio.timeout(30),
+        asyncio.timeout(60),
         asyncio.TaskGroup() as group,
     ):
         for number in range(800):

@@ -10,7 +10,7 @@ import pytest
 from anyio.lowlevel import checkpoint
 
 from prefix_middleware.core.snapshot import Snapshot
-from prefix_middleware.core.updates import Confirmed, Gauge, Update
+from prefix_middleware.core.updates import Confirmed, Gauge, Tally, Update
 from prefix_middleware.mirror import Mirror
 from prefix_middleware.mirror.store import connected
 
@@ -32,6 +32,8 @@ class FakePeer:
         self.ages: list[float] = []
         self.loads: dict[str, list[Gauge]] = {}
         self.loads_heard = 0
+        self.own_tally: Tally | None = Tally(0, 0, 0)
+        self.tallies: dict[str, Tally | None] = {}
         self.waited: list[float] = []  # seconds of each wait asked for
         self.known: Snapshot | None = None  # what this peer would put into a snapshot
         self.restored: list[tuple[Snapshot, float]] = []
@@ -69,12 +71,15 @@ class FakePeer:
     def gauges(self) -> list[Gauge]:
         return list(self.own_loads)
 
+    def tally(self) -> Tally | None:
+        return self.own_tally
+
     def merge(self, origin: str, updates: Sequence[Update], age_seconds: float) -> None:
         self.heard.extend((origin, update) for update in updates)
         self.ages.append(age_seconds)
 
-    def merge_gauges(self, origin: str, gauges: Sequence[Gauge]) -> None:
-        self.loads[origin] = list(gauges)
+    def merge_gauges(self, origin: str, gauges: Sequence[Gauge], tally: Tally | None) -> None:
+        self.loads[origin], self.tallies[origin] = list(gauges), tally
         self.loads_heard += 1
 
     def snapshot(self) -> Iterator[Snapshot | None]:

@@ -37,22 +37,20 @@ def test_unchanged_loads_are_repeated_every_second() -> None:
     assert sent_at([(step / 4, BUSY) for step in range(13)]) == [0.0, 1.0, 2.0, 3.0]
 
 
-def test_zero_loads_are_said_twice_and_then_no_more() -> None:
-    """An idle gateway is silent, but one lost entry must not leave its last load standing."""
-    timeline = [(0.0, BUSY), *((1 + step / 4, IDLE) for step in range(20))]
-    assert sent_at(timeline) == [0.0, 1.0, 2.0]
+def test_zero_loads_are_repeated_too() -> None:
+    """An idle gateway is seen by whoever looks, and one lost entry does not leave its last load standing."""
+    timeline = [(0.0, BUSY), *((1 + step / 4, IDLE) for step in range(9))]
+    assert sent_at(timeline) == [0.0, 1.0, 2.0, 3.0]
 
 
 def test_a_pause_lasts_until_something_is_due() -> None:
-    """Changed loads 100 ms after the last ones, repeated ones after 1 s, and with nothing to say a second at a time."""
+    """Changed loads 100 ms after the last ones, repeated ones after 1 s, and never longer than that."""
     pace = GaugePace()
     pace.sent(0.0, BUSY)
     pauses = [pace.pause(0.25, BUSY), pace.pause(0.04, BUSIER), pace.pause(0.5, BUSIER)]
     pace.sent(1.0, IDLE)
-    pauses.append(pace.pause(1.5, IDLE))
-    pace.sent(2.0, IDLE)
-    pauses.append(pace.pause(2.75, IDLE))
-    assert [round(pause, 3) for pause in pauses] == [0.75, 0.06, 0.0, 0.5, 1.0]
+    pauses += [pace.pause(1.5, IDLE), pace.pause(2.75, IDLE), pace.pause(0.5, IDLE)]
+    assert [round(pause, 3) for pause in pauses] == [0.75, 0.06, 0.0, 0.5, 0.0, 1.0]
 
 
 def test_forced_loads_are_due_at_once() -> None:

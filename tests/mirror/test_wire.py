@@ -5,8 +5,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prefix_middleware.core.updates import Confirmed, Gauge, Notice, Provisional, Suspect, Update, Withdrawn
-from prefix_middleware.mirror.wire import MAX_ENTRY_BYTES, MAX_UPDATES, Entry, Refused, Wire
+from prefix_middleware.core.updates import (
+    Confirmed,
+    Gauge,
+    Notice,
+    Provisional,
+    Suspect,
+    Tally,
+    Update,
+    Withdrawn,
+)
+from prefix_middleware.mirror.wire import MAX_ENTRY_BYTES, MAX_UPDATES, Entry, Loads, Refused, Wire
 from tests.mirror.peer import FINGERPRINT, confirmed
 
 WIRE = Wire(FINGERPRINT)
@@ -18,8 +27,9 @@ EVERY_UPDATE: list[Update] = [
     Suspect("w3", 1.5, 4.0),
 ]
 GAUGES = [Gauge("w1", 1.5, 3, 4000, 5000)]
+TALLY = Tally(900, 800, 70)
 GOLDEN_DECISIONS = bytes.fromhex(
-    "0264" + FINGERPRINT.hex() + "94a26f3106cd05dc95"
+    "0364" + FINGERPRINT.hex() + "94a26f3106cd05dc95"
     "99a17007a27731cb3ff8000000000000c41011111111111111111111111111111111c4082222222222222222cd012c64ccc8"
     "99a16307a27731cb3ff8000000000000c41011111111111111111111111111111111c4082222222222222222cd012c64ccc8"
     "92a17708"
@@ -27,14 +37,14 @@ GOLDEN_DECISIONS = bytes.fromhex(
     "94a173a27733cb3ff8000000000000cb4010000000000000"
 )
 GOLDEN_GAUGES = bytes.fromhex(
-    "0267" + FINGERPRINT.hex() + "92a26f319195a27731cb3ff800000000000003cd0fa0cd1388"
+    "0367" + FINGERPRINT.hex() + "93a26f319195a27731cb3ff800000000000003cd0fa0cd138893cd0384cd032046"
 )
 
 
 def entry(kind: bytes, origin: object, facts: object, fingerprint: bytes = FINGERPRINT) -> bytes:
     """Return an entry as somebody else could write it."""
-    body = (origin, facts) if kind == b"g" else (origin, 0, 0, facts)
-    return b"\x02" + kind + fingerprint + msgspec.msgpack.encode(body)
+    body = (origin, facts, None) if kind == b"g" else (origin, 0, 0, facts)
+    return b"\x03" + kind + fingerprint + msgspec.msgpack.encode(body)
 
 
 def test_decisions_are_written_as_pinned() -> None:
@@ -44,20 +54,20 @@ def test_decisions_are_written_as_pinned() -> None:
 
 def test_gauges_are_written_as_pinned() -> None:
     """The layout is what gateways of other releases read: changing it needs a new VERSION."""
-    assert WIRE.pack_gauges("o1", GAUGES) == GOLDEN_GAUGES
+    assert WIRE.pack_gauges("o1", GAUGES, TALLY) == GOLDEN_GAUGES
 
 
 def test_pinned_bytes_are_read_back_whole() -> None:
     """Reading gives exactly what was packed."""
     read = (WIRE.unpack_decisions(GOLDEN_DECISIONS), WIRE.unpack_gauges(GOLDEN_GAUGES))
-    expected: tuple[object, object] = (Entry("o1", 6, 1500, EVERY_UPDATE), ("o1", GAUGES))
+    expected: tuple[object, object] = (Entry("o1", 6, 1500, EVERY_UPDATE), Loads("o1", GAUGES, TALLY))
     assert read == expected
 
 
 def test_another_fingerprint_or_version_is_foreign() -> None:
     """Another key, window, scheme or layout is somebody else's: ignored, not broken."""
     other = Wire(b"otherkey")
-    later = b"\x03" + GOLDEN_DECISIONS[1:]
+    later = b"\x04" + GOLDEN_DECISIONS[1:]
     read = (
         other.unpack_decisions(GOLDEN_DECISIONS),
         other.unpack_gauges(GOLDEN_GAUGES),
@@ -126,6 +136,13 @@ def test_an_unsound_gauge_spoils_its_entry(gauge: object) -> None:
     assert WIRE.unpack_gauges(entry(b"g", "o1", [gauge])) == Refused.UNDECODABLE
 
 
+@pytest.mark.parametrize("tally", [[-1, 0, 0], [0, 2**40, 0], [0, 0], [0, 0, 0.5], 7])
+def test_an_unsound_tally_spoils_its_entry(tally: object) -> None:
+    """What an operator reads is checked as well."""
+    packed = msgspec.msgpack.encode(("o1", [], tally))
+    assert WIRE.unpack_gauges(b"\x03g" + FINGERPRINT + packed) == Refused.UNDECODABLE
+
+
 @pytest.mark.parametrize("origin", ["", "o" * 301, 5, None])
 def test_an_unsound_origin_spoils_its_entry(origin: object) -> None:
     """Origins become keys of every receiver's memory."""
@@ -144,7 +161,7 @@ def test_too_many_updates_spoil_their_entry() -> None:
 )
 def test_lengths_and_nesting_that_lie_are_undecodable(body: bytes) -> None:
     """A promised length of four thousand million and a hundred thousand brackets cost nothing."""
-    assert WIRE.unpack_decisions(b"\x02d" + FINGERPRINT + body) == Refused.UNDECODABLE
+    assert WIRE.unpack_decisions(b"\x03d" + FINGERPRINT + body) == Refused.UNDECODABLE
 
 
 @pytest.mark.parametrize(("count", "blocks"), [(1000, 144), (MAX_UPDATES * 2 + 1, 0), (20, 4096)])
@@ -172,10 +189,10 @@ def test_arbitrary_bytes_never_raise(data: bytes) -> None:
 def test_arbitrary_bytes_behind_a_good_header_never_raise(data: bytes) -> None:
     """The header does not vouch for what follows."""
     for read in (
-        WIRE.unpack_decisions(b"\x02d" + FINGERPRINT + data),
-        WIRE.unpack_gauges(b"\x02g" + FINGERPRINT + data),
+        WIRE.unpack_decisions(b"\x03d" + FINGERPRINT + data),
+        WIRE.unpack_gauges(b"\x03g" + FINGERPRINT + data),
     ):
-        assert isinstance(read, Refused | Entry | tuple)
+        assert isinstance(read, Refused | Entry | Loads)
 
 
 @given(st.integers(0, len(GOLDEN_DECISIONS) - 1))
