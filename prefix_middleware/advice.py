@@ -1,4 +1,4 @@
-"""What an operator is told once, when the middleware starts: settings that are likely not what was meant."""
+"""What an operator is told once: settings that are likely not what was meant, and a place where no prompt passes."""
 
 import os
 import socket
@@ -9,6 +9,8 @@ from blake3 import blake3
 
 from prefix_middleware.settings import Settings, unknown_variables
 from prefix_middleware.telemetry import Telemetry, shown
+
+ENOUGH_POSTS: Final = 100
 
 _MODES: Final = {"shadow": "decisions are logged, no header is set", "off": "nothing is routed"}
 
@@ -29,6 +31,23 @@ def advise(settings: Settings, telemetry: Telemetry, *, from_env: bool) -> None:
     if settings.redis_url and settings.secret is None:
         text = "without PREFIX_SECRET whoever reads Redis can test guesses at prompts"
         telemetry.warn("no_secret", f"[PREFIX] warning: {text}")
+
+
+class Inert:
+    """Tells, once, that requests come and no prompt is among them: mounted beside the application that serves them."""
+
+    def __init__(self, telemetry: Telemetry) -> None:
+        self._telemetry = telemetry
+        self._posts = 0
+
+    def passed(self, method: object) -> None:
+        """Note a request that is on none of our paths; only a POST could have been meant for one."""
+        self._posts += method == "POST"
+        counts = self._telemetry.counts
+        no_prompt = not counts["decisions"] and counts["skips"] == counts["skips.path"]
+        if self._posts == ENOUGH_POSTS and no_prompt:
+            text = f"{ENOUGH_POSTS} POST requests came and none was a prompt: mount the middleware on the application"
+            self._telemetry.warn("inert", f"[PREFIX] warning: {text} that serves them, or check PREFIX_PATHS")
 
 
 class Claim:

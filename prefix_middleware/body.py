@@ -12,7 +12,8 @@ from starlette.types import Message, Receive, Scope
 
 from prefix_middleware.core.canonical import SkipReason
 
-MAX_MESSAGES: Final = 65_536  # a body in one-byte pieces would cost 300 times its size
+MAX_MESSAGES: Final = 65_536
+MESSAGE_BYTES: Final = 320  # what a held message costs beside its bytes: a body in tiny pieces is mostly that
 
 _PLAIN: Final = (b"", b"identity")
 
@@ -33,12 +34,12 @@ class HeldBody:
         self.receive: Receive = receive if skip else self._replay
         self._source = receive
         self._buffered = buffered
-        self._messages: deque[Message] = deque()
+        self._messages: deque[tuple[Message, int]] = deque()  # with what each counts for
         self._failure: Exception | None = None
 
     def data(self) -> bytes:
         """Return the complete body."""
-        return b"".join(message.get("body", b"") for message in self._messages)
+        return b"".join(_body_of(message) for message, _ in self._messages)
 
     def release(self) -> None:
         """Let go of what the host has not asked for."""
@@ -54,12 +55,14 @@ class HeldBody:
             except Exception as failure:
                 self._failure, self.skip = failure, "unparsable"
                 return
-            self._messages.append(message)
-            self._buffered.held_bytes += len(message.get("body", b""))
-            if message["type"] != "http.request":
+            length = len(_body_of(message))
+            held = length + MESSAGE_BYTES
+            self._messages.append((message, held))
+            self._buffered.held_bytes += held
+            if message.get("type") != "http.request":
                 self.skip = "unparsable"  # the client has left
                 return
-            size += len(message.get("body", b""))
+            size += length
             full = self._buffered.held_bytes > self._buffered.limit_bytes
             if size > max_bytes or full or len(self._messages) > MAX_MESSAGES:
                 self.skip = "too_large"
@@ -75,9 +78,15 @@ class HeldBody:
         return await self._source()
 
     def _next(self) -> Message:
-        message = self._messages.popleft()
-        self._buffered.held_bytes -= len(message.get("body", b""))
+        message, held = self._messages.popleft()
+        self._buffered.held_bytes -= held
         return message
+
+
+def _body_of(message: Message) -> bytes | bytearray:
+    """Return the bytes of a message; a server may leave them out, or give None."""
+    body = message.get("body")
+    return body if isinstance(body, bytes | bytearray) else b""
 
 
 async def hold_body(scope: Scope, receive: Receive, max_bytes: int, buffered: Buffered) -> HeldBody:

@@ -7,9 +7,9 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, Final
+from typing import Final
 
-from starlette.types import Message, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from prefix_middleware.carry.check import CarryCheck
 from prefix_middleware.carry.context import carrying
@@ -20,12 +20,14 @@ from prefix_middleware.core.router import Router
 from prefix_middleware.telemetry import Telemetry
 
 SCOPE_KEY: Final = "prefix_middleware"
-_BODY_TYPES: Final = ("http.response.body", "http.response.pathsend")
+_BODY_TYPES: Final = ("http.response.body", "http.response.pathsend", "http.response.zerocopysend")
 
 
 def take_header_off(scope: Scope, header: bytes) -> None:
     """Remove every copy that a client has sent, the form with underscores included (nginx may be told to read it)."""
     headers = scope.get("headers", ())
+    if not isinstance(headers, list | tuple):  # ASGI allows any iterable, also one that can be read only once
+        headers = scope["headers"] = list(headers)
     kept = [pair for pair in headers if pair[0].lower().replace(b"_", b"-") != header]
     if len(kept) != len(headers):
         scope["headers"] = kept  # on the same scope: a copy would hide the route from outer middlewares
@@ -46,6 +48,10 @@ class Exchange:
         scope[SCOPE_KEY] = self.decision
         if self.worker is not None:
             scope["headers"] = [*scope.get("headers", ()), (header, self.worker.encode())]
+
+    def listen(self, receive: Receive) -> Receive:
+        """Return a `receive` that notes when the client leaves."""
+        return receive
 
     def watch(self, send: Send) -> Send:
         """Return a `send` that notes how the answer goes."""
@@ -108,9 +114,22 @@ class RoutedExchange(Exchange):
         self._clock = clock
         self._carried = carried  # a carrier sees the hop's own status; the host's may be about something else
         self._check = check
+        self._client_left = False
         self._status = 0
         self._streams = False  # server-sent events
         self._generated_tokens = 0
+
+    def listen(self, receive: Receive) -> Receive:
+        """Return a `receive` that notes when the client leaves: what the host then raises or answers is no news of a worker."""
+        if self._carried:
+            return receive
+
+        async def listened_receive() -> Message:
+            message = await receive()
+            self._client_left = self._client_left or message.get("type") == "http.disconnect"
+            return message
+
+        return listened_receive
 
     def watch(self, send: Send) -> Send:
         """Return a `send` that notes the first and the last chunk as they pass."""
@@ -132,15 +151,16 @@ class RoutedExchange(Exchange):
             self._router.start(self._reservation, self._clock())
 
     def _note(self, message: Message) -> None:
-        if message["type"] == "http.response.start":
-            self._status = message["status"]
+        kind = message.get("type")
+        if kind == "http.response.start":
+            self._status = message.get("status", 0)
             self._streams = _is_event_stream(message)
-            if not self._carried:
+            if not self._carried and not (self._client_left and self._status >= 500):
                 self._outcome(self._status)
-        elif message["type"] in _BODY_TYPES:
+        elif kind in _BODY_TYPES:
             if self._reservation.waiting and 200 <= self._status < 300 and _carries_bytes(message):
                 self._router.start(self._reservation, self._clock())
-            self._generated_tokens += _tokens(message.get("body", b""), self._streams)
+            self._generated_tokens += _tokens(message.get("body") or b"", self._streams)
             if not message.get("more_body", False):
                 self._router.finish(self._reservation, self._generated_tokens)
 
@@ -154,6 +174,8 @@ class RoutedExchange(Exchange):
             if worker is not None:
                 self._telemetry.count("echoes")
                 chosen = self._reservation.worker
+                if worker == chosen:
+                    self._telemetry.count("echoes.chosen")
                 self._say_suspect(chosen, self._router.move(self._reservation, worker, self._clock()))
             self._outcome(status)
 
@@ -166,7 +188,7 @@ class RoutedExchange(Exchange):
                 self._check.over()
 
     def _raised(self) -> None:
-        if not self._carried:
+        if not self._carried and not self._client_left:
             with self._telemetry.guarded():
                 self._outcome(None)
 
@@ -180,13 +202,15 @@ class RoutedExchange(Exchange):
             self._telemetry.state("worker_suspect", message, bad=True, worker=worker, seconds=seconds)
 
 
-def _carries_bytes(message: dict[str, Any] | Message) -> bool:
+def _carries_bytes(message: Message) -> bool:
     return message["type"] != "http.response.body" or bool(message.get("body"))
 
 
-def _tokens(body: bytes, streams: bool) -> int:
+def _tokens(body: bytes | memoryview, streams: bool) -> int:
     """Estimate generated tokens: one an event of a stream, else four bytes each."""
-    return body.count(b"data:") if streams else len(body) // 4
+    if not streams:
+        return len(body) // 4
+    return (bytes(body) if isinstance(body, memoryview) else body).count(b"data:")
 
 
 def _is_event_stream(start: Message) -> bool:

@@ -1,10 +1,10 @@
-"""Asks each worker how it is, about once every `health_seconds`: /health, then start time and models where it is up.
+"""Asks each worker how it is, about once every `health_seconds`: /health, then /metrics, and now and then its models.
 
-A refused connection counts at once, a time-out when it comes twice: a busy server answers late. Loads are never touched.
+Of several gateways one asks, and the others hear of it by the mirror (core/probing.py). A refused connection counts at once,
+a time-out when it comes twice: a busy server answers late. Loads are never touched.
 """
 
 import asyncio
-import re
 import time
 from collections.abc import Callable
 from typing import Final
@@ -14,16 +14,15 @@ import httpx
 import msgspec
 
 from prefix_middleware.clock import Clock
+from prefix_middleware.core.facts import Facts
 from prefix_middleware.core.router import Router
 from prefix_middleware.core.workers import Worker
+from prefix_middleware.facts import MAX_BYTES, read_facts
 from prefix_middleware.telemetry import Telemetry
 
 TIMEOUT_SECONDS: Final = 2.0
 MODELS_SECONDS: Final = 30.0
 _TIMEOUTS: Final = 2  # in a row
-_START_TIME = re.compile(
-    rb"^process_start_time_seconds(?:\{[^}\n]*\})? (\d+(?:\.\d+)?(?:[eE]\+?\d+)?)", re.MULTILINE
-)
 
 
 class _Model(msgspec.Struct):
@@ -38,15 +37,36 @@ class _Models(msgspec.Struct):
 class WorkerHealth:
     """Polls one worker for one router."""
 
-    def __init__(self, worker: Worker, router: Router, telemetry: Telemetry, clock: Clock) -> None:
+    def __init__(
+        self,
+        worker: Worker,
+        router: Router,
+        telemetry: Telemetry,
+        clock: Clock,
+        *,
+        origin: str = "",
+        quiet_seconds: float = 0.0,
+    ) -> None:
         self._worker = worker
+        self._origin = origin  # this gateway as the mirror names it
+        self._quiet_seconds = quiet_seconds
         self._router = router
         self.telemetry = telemetry
         self._clock = clock
         self._timeouts = 0
         self._models_due = 0.0
-        self._exports_start = False  # the worker tells its own start time
-        self._refused = False
+        self._state = router.fleet.states[worker.id]
+        self._generation = 0  # in which its models were asked for
+        self._refused_at: float | None = None
+
+    def due(self) -> bool:
+        """Tell whether it is for us to ask now: one gateway asks for all, and each asks for itself now and then."""
+        now = self._clock()
+        asks = self._router.asks(self._worker.id, self._origin, self._quiet_seconds, now)
+        return asks or self._models_are_due(now)
+
+    def _models_are_due(self, now: float) -> bool:
+        return now >= self._models_due or self._generation != self._state.generation
 
     async def poll(self, client: httpx.AsyncClient) -> None:
         """Ask once; whatever happens is an answer."""
@@ -64,9 +84,9 @@ class WorkerHealth:
             reason = "/health does not answer"
         except httpx.HTTPError as error:
             reason = f"/health: {type(error).__name__}"
-            self._refused = True
-        if not reason:
-            await self._facts(client)
+            self._refused_at = self._clock()
+        if not reason and await self._asleep(client):
+            reason = "it is asleep"  # /health of a sleeping vLLM answers 200, and requests hang
         self._set_ready(not reason, reason)
 
     def _set_ready(self, ready: bool, reason: str) -> None:
@@ -75,33 +95,51 @@ class WorkerHealth:
             fields = {"worker": self._worker.id, "ready": ready}
             self.telemetry.state("worker_ready", f"worker {self._worker.id} {text}", bad=not ready, **fields)
 
-    async def _facts(self, client: httpx.AsyncClient) -> None:
+    async def _asleep(self, client: httpx.AsyncClient) -> bool:
+        """Take over what the worker says of itself; tell whether it sleeps."""
         try:
             with anyio.fail_after(TIMEOUT_SECONDS):
-                metrics = await client.get(self._worker.url.rstrip("/") + "/metrics")
-            restarted = self._start_time(metrics.content)
-            if restarted or self._clock() >= self._models_due:
+                facts = read_facts(await self._metrics(client))
+            if self._worker.rank is not None:
+                facts = facts.of_rank(self._worker.rank)
+            self._observe(facts)
+            if self._models_are_due(self._clock()):
                 with anyio.fail_after(TIMEOUT_SECONDS):
                     await self._models(client)
         except (httpx.HTTPError, TimeoutError):
             self.telemetry.count("health.facts_missing")
+            return False
+        return facts.asleep
 
-    def _start_time(self, metrics: bytes) -> bool:
-        found = _START_TIME.search(metrics)
-        restarted = False
-        if found:
-            self._exports_start = True
-            restarted = self._router.set_epoch(self._worker.id, float(found[1]), self._clock())
-        elif self._refused and not self._exports_start:
-            self._router.lost(self._worker.id, time.time())
-        self._refused = False
-        if restarted:
-            message = f"worker {self._worker.id} has restarted: its cache is empty"
-            self.telemetry.state("worker_restarted", message, bad=True, worker=self._worker.id)
-        return restarted
+    async def _metrics(self, client: httpx.AsyncClient) -> bytes:
+        """Return the text of /metrics, the first MAX_BYTES of it; nothing where it is not served."""
+        url, text = self._worker.url.rstrip("/") + "/metrics", bytearray()
+        async with client.stream("GET", url, headers={"accept-encoding": "identity"}) as answer:
+            async for chunk in answer.aiter_raw():  # never unpacked: a small answer may hold a huge one
+                text += chunk
+                if len(text) > MAX_BYTES:
+                    break
+        return bytes(text) if answer.status_code == httpx.codes.OK else b""
+
+    def _observe(self, facts: Facts) -> None:
+        """Hand the facts to the router and say what is new."""
+        worker, telemetry = self._worker.id, self.telemetry
+        observed = self._router.observe(worker, facts, self._refused_at, self._clock(), time.time())
+        self._refused_at = None
+        telemetry.count("tokens.delivered", observed.hit_tokens)
+        telemetry.count("tokens.queried", observed.queried_tokens)
+        if observed.restarted:
+            message = f"worker {worker} has restarted: its cache is empty"
+            telemetry.state("worker_restarted", message, bad=True, worker=worker)
+        if observed.lost:
+            message = f"worker {worker} has lost its cache without a restart"
+            telemetry.state("cache_lost", message, bad=True, worker=worker)
+        if facts.caching is False:
+            text = f"worker {worker} has prefix caching off: every prompt is computed in full there"
+            telemetry.warn(f"caching_off.{worker}", f"[PREFIX] warning: {text}", worker=worker)
 
     async def _models(self, client: httpx.AsyncClient) -> None:
-        self._models_due = self._clock() + MODELS_SECONDS
+        self._models_due, self._generation = self._clock() + MODELS_SECONDS, self._state.generation
         answer = await client.get(self._worker.url.rstrip("/") + "/v1/models")
         models: frozenset[str] | None = None
         window: int | None = None
@@ -131,5 +169,6 @@ async def _watch(
 ) -> None:
     while True:
         with health.telemetry.guarded():
-            await health.poll(client)
+            if health.due():
+                await health.poll(client)
         await anyio.sleep(seconds * (0.8 + 0.4 * random()))  # jitter: gateways must not poll in step

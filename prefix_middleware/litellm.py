@@ -180,7 +180,7 @@ async def _exchange(runtime: Runtime, scope: Scope, kwargs: dict[str, Any]) -> E
     receive = _receive_once(body_of(kwargs, runtime.settings.front_fields))
     body = await hold_body(scope, receive, runtime.max_body_bytes, runtime.buffered)
     try:
-        return runtime.route(runtime.read_prompt(api, scope, body))
+        return runtime.route(await runtime.read_prompt(api, scope, body))
     finally:
         body.release()
 

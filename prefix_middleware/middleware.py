@@ -44,10 +44,10 @@ class PrefixMiddleware:
         runtime.ensure_started()
         body = await hold_body(scope, receive, runtime.max_body_bytes, runtime.buffered)
         try:
-            prompt = runtime.read_prompt(api, scope, body)
+            prompt = await runtime.read_prompt(api, scope, body)
             exchange = runtime.route(prompt)
             exchange.mark(scope, runtime.header)
             with exchange.open():
-                await self.app(scope, body.receive, exchange.watch(send))
+                await self.app(scope, exchange.listen(body.receive), exchange.watch(send))
         finally:
             body.release()

@@ -17,7 +17,7 @@ import anyio
 from msgspec.structs import replace
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from prefix_middleware.advice import Claim, advise
+from prefix_middleware.advice import Claim, Inert, advise
 from prefix_middleware.body import Buffered, HeldBody
 from prefix_middleware.carry.check import CarryCheck
 from prefix_middleware.carry.clients import install
@@ -25,7 +25,15 @@ from prefix_middleware.carry.context import Carried, Hop, hops
 from prefix_middleware.carry.egress import FilledExchange, OwnExchange, WaitingExchange
 from prefix_middleware.clock import Clock
 from prefix_middleware.core.blocks import HashedPrompt, Hasher
-from prefix_middleware.core.canonical import Api, Skip, api_of, canonical_prompt
+from prefix_middleware.core.canonical import (
+    Api,
+    CanonicalPrompt,
+    Skip,
+    api_of,
+    canonical_prompt,
+    prompt_steps,
+)
+from prefix_middleware.core.probing import QUIET_POLLS
 from prefix_middleware.core.reservation import Reservation
 from prefix_middleware.core.router import Router
 from prefix_middleware.exchange import Exchange, RoutedExchange
@@ -34,6 +42,7 @@ from prefix_middleware.mirror import Mirror
 from prefix_middleware.mirror.local import LocalMirror
 from prefix_middleware.mirror.redis import RedisMirror
 from prefix_middleware.peer import RouterPeer
+from prefix_middleware.reading import LARGE_BYTES, Reading
 from prefix_middleware.settings import Settings, SettingsError
 from prefix_middleware.telemetry import Telemetry
 
@@ -60,6 +69,7 @@ class Runtime:
         self.max_body_bytes = settings.max_body_bytes
         self.buffered = Buffered(settings.max_buffered_bytes)
         self.telemetry = Telemetry(settings.log)
+        self._templates = settings.front_fields, settings.merge_system
         self._hasher = Hasher(settings.secret, settings.window_bytes)
         self.router = Router(
             settings.workers,
@@ -79,6 +89,8 @@ class Runtime:
         if settings.upstream_url and (self._sets_header or self._egress):
             self._hop = self._make_hop(settings.upstream_url)
         self._claim = Claim(settings)
+        self._inert = Inert(self.telemetry)
+        self._reading = Reading()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._task: asyncio.Task[None] | None = None
 
@@ -120,7 +132,11 @@ class Runtime:
         api = api_of(path)
         if isinstance(body, Skip) or api is None:
             return body if isinstance(body, Skip) else Skip("path")
-        return Skip("too_large") if len(body) > self.max_body_bytes else self._hashed(api, body, tenant)
+        if len(body) > self.max_body_bytes:
+            return Skip("too_large")
+        with self.telemetry.guarded():
+            return self._hashed(canonical_prompt(api, body, *self._templates), tenant)
+        return Skip("error")
 
     def _defer(self, work: Callable[[], None]) -> None:
         with suppress(RuntimeError):  # the loop has closed, and our state is nobody's
@@ -137,29 +153,34 @@ class Runtime:
         path = scope.get("path", "")
         if scope.get("method") != "POST" or not path.endswith(self.settings.paths):
             self.telemetry.skipped("path")
+            self._inert.passed(scope.get("method"))
             return None
         if not self.settings.workers or self.settings.mode == "off":
             self.telemetry.skipped("off")
             return None
         return api_of(path)
 
-    def read_prompt(self, api: Api, scope: Scope, body: HeldBody) -> HashedPrompt | Skip:
-        """Read and hash the prompt of a held body."""
+    async def read_prompt(self, api: Api, scope: Scope, body: HeldBody) -> HashedPrompt | Skip:
+        """Read and hash the prompt of a held body; other requests go on while a large one is read."""
         if body.skip is not None:
             return Skip(body.skip)
         with self.telemetry.guarded():
-            return self._hashed(api, body.data(), self._tenant(scope))
+            data = body.data()
+            if len(data) <= LARGE_BYTES:
+                prompt = canonical_prompt(api, data, *self._templates)
+            else:
+                prompt = await self._reading.read(prompt_steps(api, data, *self._templates))
+            return self._hashed(prompt, self._tenant(scope))
         return Skip("error")
 
-    def _hashed(self, api: Api, body: bytes, tenant: str) -> HashedPrompt | Skip:
+    def _hashed(self, prompt: CanonicalPrompt | Skip, tenant: str) -> HashedPrompt | Skip:
         with self.telemetry.guarded():
-            prompt = canonical_prompt(api, body, self.settings.front_fields)
             if isinstance(prompt, Skip):
                 return prompt
             model = self.settings.model_aliases.get(prompt.model)
             if model is not None:
                 prompt = replace(prompt, model=model)
-            return self._hasher.hash(prompt, tenant)
+            return self._hasher.hash(prompt, tenant, self.router.bytes_per_token(prompt.model))
         return Skip("error")
 
     def _tenant(self, scope: Scope) -> str:
@@ -182,6 +203,8 @@ class Runtime:
                 self.telemetry.decided(routed)
                 return Exchange(routed)
             self.telemetry.decided(routed.decision)
+            self.telemetry.count("tokens.best", routed.decision.best_tokens)
+            self.telemetry.count("tokens.predicted", routed.decision.matched_tokens)
             worker = routed.worker if self._sets_header else None
             carried, check = self._hop is not None, self._check
             context = routed, worker, self.router, self.telemetry, self._clock
@@ -203,10 +226,15 @@ class Runtime:
 
     def ensure_started(self) -> None:
         """Start the background tasks on the running event loop, unless they run there already."""
-        loop = asyncio.get_running_loop()
+        try:
+            loop = asyncio.get_running_loop()
+        except RuntimeError:  # trio's, or none at all
+            text = "the event loop is not asyncio's: workers are not polled and nothing is mirrored"
+            self.telemetry.error("event_loop", f"[PREFIX] error: {text}")
+            return
         if self._loop is loop or self._error is not None:
             return
-        first, self._loop = self._loop is None, loop
+        first, self._loop, self._reading = self._loop is None, loop, Reading()
         with self.telemetry.guarded():
             advise(self.settings, self.telemetry, from_env=self._from_env)
             self._claim.take(self.telemetry)
@@ -233,7 +261,9 @@ class Runtime:
         if settings.redis_url is not None:
             shadow = settings.mode == "shadow"
             mirror = RedisMirror(settings.redis_url, settings.fleet, self._hasher.fingerprint, shadow=shadow)
-        healths = [WorkerHealth(w, self.router, self.telemetry, self._clock) for w in settings.workers]
+        context = self.router, self.telemetry, self._clock
+        origin, quiet = peer.origin, QUIET_POLLS * settings.health_seconds
+        healths = [WorkerHealth(w, *context, origin=origin, quiet_seconds=quiet) for w in settings.workers]
         watch = partial(watch_workers, healths, settings.health_seconds, random.random)
         async with asyncio.TaskGroup() as tasks:  # anyio's warns when it is cancelled before its tasks begin
             tasks.create_task(self._forever(partial(mirror.run, peer)))

@@ -65,6 +65,9 @@ class Settings:
     )  # name in a request -> name that shares its cache
     tenant_header: str | None = None  # prompts share only where its values are equal
     front_fields: tuple[str, ...] = ()  # template switches that this fleet's templates print at the front
+    merge_system: tuple[
+        str, ...
+    ] = ()  # models whose templates want late system and developer text at the front
     kv_tokens: int | None = None  # KV cache of each worker; None: unknown, the rule is off
     max_in_flight: int = 256  # what a worker is said to carry; vLLM's own limit on most GPUs (--max-num-seqs)
     health_seconds: float = 1.0  # between two polls of one worker
@@ -102,13 +105,15 @@ def unknown_variables(environ: Mapping[str, str] = os.environ) -> list[str]:
 
 
 def _check_workers(workers: object) -> None:
-    accepted = "a tuple of Worker(id, url): id [a-z0-9-]{1,32} and unique, url http(s)://host[:port]"
+    accepted = (
+        "a tuple of Worker(id, url): id [a-z0-9-]{1,32} and unique, url http(s)://host[:port], rank 0 to 1023"
+    )
     if not isinstance(workers, tuple):
         raise SettingsError("workers", workers, accepted)
     seen: set[str] = set()
     for worker in workers:
         ok = isinstance(worker, Worker) and type(worker.id) is str and _ID.fullmatch(worker.id)
-        if not ok or worker.id in seen or not _is_origin(worker.url):
+        if not ok or worker.id in seen or not _is_origin(worker.url) or not _is_rank(worker.rank):
             raise SettingsError("workers", worker, accepted)
         seen.add(worker.id)
 
@@ -154,6 +159,8 @@ def _matches(pattern: re.Pattern[str]) -> Callable[[object], bool]:
     return lambda value: isinstance(value, str) and pattern.fullmatch(value) is not None
 
 
+_is_rank: Final = _optional(_between(0, 1023, int))
+
 _RULES: Final[dict[str, tuple[Callable[[Any], bool], str]]] = {
     "redis_url": (
         _optional(_is_redis_url),
@@ -187,6 +194,10 @@ _RULES: Final[dict[str, tuple[Callable[[Any], bool], str]]] = {
         lambda value: isinstance(value, tuple) and all(isinstance(n, str) for n in value),
         "field names",
     ),
+    "merge_system": (
+        lambda value: isinstance(value, tuple) and all(isinstance(n, str) for n in value),
+        "names of models",
+    ),
     "kv_tokens": (_optional(_between(1_000, 10**12, int)), "1000 tokens or more, or None"),
     "max_in_flight": (_between(1, 100_000, int), "1 to 100000 requests"),
     "health_seconds": (_between(0.05, 300, float), "0.05 to 300 seconds"),
@@ -199,9 +210,14 @@ def _parse_workers(name: str, text: str) -> tuple[Worker, ...]:
     items = [item.strip().partition("=") for item in text.split(",") if item.strip()]
     if not all(sep for _, sep, _ in items):
         raise SettingsError(
-            name, text, "id=url,id=url, as in w1=http://10.0.0.1:8000,w2=http://10.0.0.2:8000"
+            name, text, "id=url,id=url#rank, as in w1=http://10.0.0.1:8000,w2=http://10.0.0.2:8000#0"
         )
-    return tuple(Worker(id=key.strip(), url=url.strip()) for key, _, url in items)
+    return tuple(_parse_worker(name, key, url) for key, _, url in items)
+
+
+def _parse_worker(name: str, key: str, text: str) -> Worker:
+    url, ranked, rank = text.strip().partition("#")
+    return Worker(key.strip(), url, int(_parse_number(int)(name, rank)) if ranked else None)
 
 
 def _parse_names(name: str, text: str) -> dict[str, str]:

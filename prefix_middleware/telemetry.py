@@ -28,6 +28,11 @@ def shown(text: str) -> str:
     return _UNSAFE.sub("?", text[:_SHOWN_CHARS])
 
 
+def one_line(text: str) -> str:
+    """Return a message that stays one line and moves no cursor: a Redis or a worker may have worded a part of it."""
+    return text if text.isprintable() else "".join(c if c.isprintable() else "?" for c in text)
+
+
 class Guard:
     """Keeps exceptions of ours inside a block. It has no state, so one serves all requests."""
 
@@ -105,19 +110,20 @@ class Telemetry:
         """Log a change of state, such as a worker's readiness or the mirror's connection."""
         self.counts[event] += 1
         with self.guarded():
-            self._log.log(logging.WARNING if bad else logging.INFO, f"[PREFIX] {message}", **fields)
+            level = logging.WARNING if bad else logging.INFO
+            self._log.log(level, one_line(f"[PREFIX] {message}"), **_clean(fields))
 
     def warn(self, event: str, message: str, **fields: Any) -> None:
         """Log a warning once per process."""
         if self._first(event):
             with self.guarded():
-                self._log.warning(message, **fields)
+                self._log.warning(one_line(message), **_clean(fields))
 
     def error(self, event: str, message: str, **fields: Any) -> None:
         """Log an error once per process."""
         if self._first(event):
             with self.guarded():
-                self._log.error(message, **fields)
+                self._log.error(one_line(message), **_clean(fields))
 
     def guarded(self) -> "Guard":
         """Keep a failure of ours inside a block."""
@@ -146,6 +152,10 @@ class _JsonFormatter(logging.Formatter):
         fields = {k: v for k, v in vars(record).items() if k not in _STANDARD}
         entry = {"time": round(record.created, 3), "level": record.levelname, "event": record.getMessage()}
         return json.dumps(entry | fields, default=str)
+
+
+def _clean(fields: dict[str, Any]) -> dict[str, Any]:
+    return {name: one_line(value) if isinstance(value, str) else value for name, value in fields.items()}
 
 
 def _handles_info(logger: logging.Logger) -> bool:

@@ -1,4 +1,4 @@
-"""Tells, once, that decisions are made and never carried, or that nobody ever says who served, with the likely fix."""
+"""Tells, once, that decisions are made and never carried, or that nobody says who served or serves what was chosen."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -33,6 +33,11 @@ class CarryCheck:
             text = f"no answer of {self._url} says X-Prefix-Served, so nobody knows who serves"
             fix = "it should be nginx with what `prefix-middleware nginx` renders"
             self._warn("never_echoed", f"[PREFIX] warning: {text}: {fix}")
+        elif self._counts["echoes"] >= ENOUGH and 2 * self._counts["echoes.chosen"] < self._counts["echoes"]:
+            followed, echoes = self._counts["echoes.chosen"], self._counts["echoes"]
+            text = f"{followed} of {echoes} prompts were served by the worker that {self._url} was told"
+            fix = "nginx must be rendered with the ids of PREFIX_WORKERS and with the same header"
+            self._warn("rarely_followed", f"[PREFIX] warning: {text}: {fix}")
 
     def _likely_fix(self) -> str:
         if self.outside and not self._egress:

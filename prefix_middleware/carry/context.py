@@ -5,7 +5,7 @@
 """
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Protocol
@@ -61,7 +61,10 @@ def carrying(exchange: Carried | None) -> Iterator[None]:
     try:
         yield
     finally:
-        current.reset(token)
+        with suppress(
+            ValueError
+        ):  # ended from another context, as by a garbage collection, which never had it
+            current.reset(token)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

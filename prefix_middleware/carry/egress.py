@@ -60,7 +60,7 @@ class WaitingExchange(Exchange):
         """Return a `send` that notes the answer of the prompt that has left."""
 
         async def watched_send(message: Message) -> None:
-            if message["type"] == "http.response.start":
+            if message.get("type") == "http.response.start":
                 self._head = message
             if self._filled is not None:
                 self._filled.note(message)
@@ -128,4 +128,5 @@ class OwnExchange(RoutedExchange):
 
 
 def _succeeded(head: Message | None) -> bool:
-    return head is not None and 200 <= head["status"] < 300
+    status = None if head is None else head.get("status")
+    return isinstance(status, int) and 200 <= status < 300

@@ -140,7 +140,7 @@ def _canonical(settings: Settings, path: str, body: bytes) -> CanonicalPrompt | 
         return Skip("off")
     if len(body) > settings.max_body_bytes:
         return Skip("too_large")
-    return canonical_prompt(api, body, settings.front_fields)
+    return canonical_prompt(api, body, settings.front_fields, settings.merge_system)
 
 
 def _facts(

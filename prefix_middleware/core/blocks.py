@@ -23,10 +23,12 @@ HEAD_BYTES: Final = 32 * 1024
 BLOCKS_PER_DOUBLING: Final = 16
 MAX_WINDOW_BYTES: Final = 16 * 1024 * 1024
 BYTES_PER_TOKEN: Final = 4.0
+"""Until the model's own is learned."""
 MEDIA_TOKENS: Final = 1000
 """What an image, audio or file part counts for; its bytes in the canonical prompt are only a digest."""
 
 _KEY_CONTEXT: Final = "prefix-middleware block hashes 1"
+_NAMES_CHARS: Final = 1024  # of a namespace that is kept: clients make up what they like, and 256 are kept
 _TAIL_BYTES: Final = 64 * 1024  # of a tail behind the window, the part that is hashed
 
 
@@ -41,6 +43,8 @@ class HashedPrompt(Struct, frozen=True):
     model: str
     reads_cache: bool = True
     output_tokens: int = 0
+    previous_tokens: int = 0  # length of the prompt this one continues
+    text_bytes: int = 0  # canonical bytes, 0 where they say nothing of the length: media are in it
 
 
 def block_edges(window_bytes: int) -> tuple[int, ...]:
@@ -66,12 +70,17 @@ class Hasher:
         scheme = f"{SCHEME} {window_bytes}".encode()
         self.fingerprint = blake3(b"fingerprint " + scheme, key=self._key).digest(HASH_BYTES)
         """Names scheme, key and window; entries with another one are foreign."""
-        self._root = lru_cache(maxsize=256)(self._root_of)
-        self._tokens = tuple(int(edge / BYTES_PER_TOKEN) for edge in (0, *self._edges))
-        self.block_tokens = tuple(b - a for a, b in pairwise(self._tokens))
+        self._kept_root = lru_cache(maxsize=256)(self._root_of)
+        self._tokens = lru_cache(maxsize=256)(self._tokens_at)
+        self.block_tokens = tuple(b - a for a, b in pairwise(self._tokens(BYTES_PER_TOKEN)))
         """Length of each block, in tokens."""
 
-    def hash(self, prompt: CanonicalPrompt, tenant: str = "") -> HashedPrompt:
+    def _tokens_at(self, bytes_per_token: float) -> tuple[int, ...]:
+        return tuple(int(edge / bytes_per_token) for edge in (0, *self._edges))
+
+    def hash(
+        self, prompt: CanonicalPrompt, tenant: str = "", bytes_per_token: float = BYTES_PER_TOKEN
+    ) -> HashedPrompt:
         """Hash the full blocks inside the window, and the prompt's own end."""
         data = prompt.data
         hasher = blake3(key=self._key)  # one for all blocks: making one costs as much as hashing 512 bytes
@@ -84,17 +93,25 @@ class Hasher:
             parent = hasher.digest(HASH_BYTES)
             chain.append(parent)
             start = edge
-        reply = prompt.reply_offset
+        reply, media = prompt.reply_offset, prompt.media_ends
         return HashedPrompt(
             hashes=tuple(chain[1:]),
-            matched_tokens=self._matched_tokens(count, prompt.media_ends),
+            matched_tokens=self._matched_tokens(count, media, bytes_per_token),
             end=self._end(chain, data, len(data)),
             previous_end=None if reply is None else self._end(chain, data, reply),
-            tokens=max(1, int(len(data) / BYTES_PER_TOKEN) + MEDIA_TOKENS * len(prompt.media_ends)),
+            tokens=max(1, int(len(data) / bytes_per_token) + MEDIA_TOKENS * len(media)),
             model=prompt.model,
             reads_cache=prompt.reads_cache,
             output_tokens=prompt.output_tokens,
+            previous_tokens=0
+            if reply is None
+            else int(reply / bytes_per_token) + MEDIA_TOKENS * bisect_right(media, reply),
+            text_bytes=0 if media else len(data),
         )
+
+    def _root(self, *namespace: str) -> bytes:
+        small = sum(map(len, namespace)) <= _NAMES_CHARS
+        return self._kept_root(*namespace) if small else self._root_of(*namespace)
 
     def _root_of(self, *namespace: str) -> bytes:
         fields = [part.encode("utf-8", "surrogatepass") for part in namespace]
@@ -107,8 +124,10 @@ class Hasher:
         tail = data[max(start, end - _TAIL_BYTES) : end]
         return blake3(chain[blocks] + end.to_bytes(8, "little") + tail, key=self._key).digest(HASH_BYTES)
 
-    def _matched_tokens(self, count: int, media_ends: tuple[int, ...]) -> tuple[int, ...]:
-        tokens = self._tokens[: count + 1]
+    def _matched_tokens(
+        self, count: int, media_ends: tuple[int, ...], bytes_per_token: float
+    ) -> tuple[int, ...]:
+        tokens = self._tokens(bytes_per_token)[: count + 1]
         if not media_ends:
             return tokens
         edges = (0, *self._edges[:count])

@@ -5,12 +5,14 @@
 3. Nothing raises: what cannot be read, or says nothing about the prompt, is a `Skip`.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Container, Generator, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
 from msgspec import Struct
 
+from prefix_middleware.core.merging import merged
+from prefix_middleware.core.pieces import WHOLE_BYTES, TooManyValues, in_pieces
 from prefix_middleware.core.writer import (
     BILLING_HEADER,
     VALUE,
@@ -45,6 +47,7 @@ _UNREAD: Final = (
     "prompt_logprobs",
     "prompt_logprob_token_ids",
 )  # with one of these vLLM skips the look-up
+_TOKENS_A_STEP: Final = 4096
 _OUTPUT_LIMITS: Final = ("max_completion_tokens", "max_tokens", "max_output_tokens")
 
 
@@ -80,26 +83,51 @@ def api_of(path: str) -> Api | None:
     return None
 
 
-def canonical_prompt(api: Api, body: bytes, front_fields: Iterable[str] = ()) -> CanonicalPrompt | Skip:
-    """Read one request body; `front_fields` names switches that this fleet's templates print at the front."""
+def canonical_prompt(
+    api: Api, body: bytes, front_fields: Iterable[str] = (), merge_system: Container[str] = ()
+) -> CanonicalPrompt | Skip:
+    """Read one request body; `front_fields` names switches that this fleet's templates print at the front.
+
+    `merge_system` names the models whose templates want all system text there.
+    """
+    prompt: CanonicalPrompt | Skip | None = None
+    steps = prompt_steps(api, body, front_fields, merge_system)
+    for prompt in steps:  # noqa: B007 - the last one counts
+        pass
+    return prompt or Skip("unparsable")
+
+
+def prompt_steps(
+    api: Api, body: bytes, front_fields: Iterable[str] = (), merge_system: Container[str] = ()
+) -> Iterator[CanonicalPrompt | Skip | None]:
+    """Yield None after each short step, then what `canonical_prompt` returns."""
     try:
-        request = dict_of(decode(body))
+        request = dict_of(decode(body)) if len(body) <= WHOLE_BYTES else (yield from in_pieces(body))
         if request.get("truncate_prompt_tokens") is not None:
-            return Skip("truncated")
-        return _prompt(api, request, frozenset(front_fields))
+            yield Skip("truncated")
+            return
+        if merge_system and (api == "chat" or api == "messages") and request.get("model") in merge_system:
+            request = merged(api, request)
+        yield (yield from _prompt(api, request, frozenset(front_fields)))
     except _Unroutable as unroutable:
-        return Skip(unroutable.reason)
+        yield Skip(unroutable.reason)
+    except TooManyValues:
+        yield Skip("too_large")
     except (ValueError, RecursionError):
-        return Skip("unparsable")
+        yield Skip("unparsable")
 
 
-def _prompt(api: Api, request: dict[str, Any], front: frozenset[str]) -> CanonicalPrompt:
+def _prompt(
+    api: Api, request: dict[str, Any], front: frozenset[str]
+) -> Generator[None, None, CanonicalPrompt]:
     writer = Writer()
     if api != "completions":
         _arguments(writer, request, front)
         for tool in list_of(request.get("tools")):
             writer.tool(tool)
-    _PROMPTS[api](writer, request)
+            yield
+    yield from _PROMPTS[api](writer, request)
+    yield
     if not writer.chunks:
         raise Unreadable
     ends = writer.offsets() if writer.media else []
@@ -128,7 +156,10 @@ def _arguments(writer: Writer, request: dict[str, Any], front: frozenset[str]) -
             writer.argument(name, values[name])
 
 
-def _completion(writer: Writer, request: dict[str, Any]) -> None:
+_Steps = Generator[None, None, None]
+
+
+def _completion(writer: Writer, request: dict[str, Any]) -> _Steps:
     prompt = request.get("prompt")
     if isinstance(prompt, list) and prompt and isinstance(prompt[0], str | list):
         if len(prompt) > 1:
@@ -139,27 +170,35 @@ def _completion(writer: Writer, request: dict[str, Any]) -> None:
         return
     if not prompt:
         raise Unreadable
-    try:
-        writer.write(VALUE, b"".join(token.to_bytes(4, "little") for token in list_of(prompt)))
-    except (AttributeError, OverflowError, TypeError):
-        raise Unreadable from None
+    tokens = list_of(prompt)
+    writer.write(VALUE)
+    for start in range(0, len(tokens), _TOKENS_A_STEP):
+        try:
+            writer.write(b"".join(t.to_bytes(4, "little") for t in tokens[start : start + _TOKENS_A_STEP]))
+        except (AttributeError, OverflowError, TypeError):
+            raise Unreadable from None
+        yield
 
 
-def _chat(writer: Writer, request: dict[str, Any]) -> None:
+def _chat(writer: Writer, request: dict[str, Any]) -> _Steps:
     for item in list_of(request.get("messages")):
         message = dict_of(item)
-        if writer.plain(message):
-            continue
-        writer.message(message.get("role"), message.get("name"))
-        writer.think(message.get("reasoning") or message.get("reasoning_content"))
-        writer.content(message.get("content"))
-        calls = [dict_of(call).get("function") for call in list_of(message.get("tool_calls"))]
-        for call in [*calls, message.get("function_call")]:
-            if isinstance(call, dict):
-                writer.call(call.get("name"), call.get("arguments"))
+        yield  # between opening and writing: either takes milliseconds for a large image
+        if not writer.plain(message):
+            _chat_message(writer, message)
 
 
-def _messages(writer: Writer, request: dict[str, Any]) -> None:
+def _chat_message(writer: Writer, message: dict[str, Any]) -> None:
+    writer.message(message.get("role"), message.get("name"))
+    writer.think(message.get("reasoning") or message.get("reasoning_content"))
+    writer.content(message.get("content"))
+    calls = [dict_of(call).get("function") for call in list_of(message.get("tool_calls"))]
+    for call in [*calls, message.get("function_call")]:
+        if isinstance(call, dict):
+            writer.call(call.get("name"), call.get("arguments"))
+
+
+def _messages(writer: Writer, request: dict[str, Any]) -> _Steps:
     system = request.get("system")
     if isinstance(system, list):  # vLLM drops the billing block and joins the others without a separator
         texts = [text_of(dict_of(block).get("text")) for block in system]
@@ -169,6 +208,7 @@ def _messages(writer: Writer, request: dict[str, Any]) -> None:
         writer.content(text_of(system))
     for item in list_of(request.get("messages")):
         message = dict_of(item)
+        yield
         content = message.get("content")
         _turn(writer, message.get("role"), content if isinstance(content, list) else [text_of(content)])
 
@@ -187,7 +227,7 @@ def _turn(writer: Writer, role: object, blocks: list[Any]) -> None:
         writer.content(rest)
 
 
-def _responses(writer: Writer, request: dict[str, Any]) -> None:
+def _responses(writer: Writer, request: dict[str, Any]) -> _Steps:
     if request.get("previous_response_id") is not None or request.get("conversation") is not None:
         raise _Unroutable("stateful")
     if request.get("instructions"):
@@ -196,8 +236,10 @@ def _responses(writer: Writer, request: dict[str, Any]) -> None:
     given = request.get("input")
     if isinstance(given, str):
         given = [{"role": "user", "content": given}]
-    for item in list_of(given):
-        _response_item(writer, dict_of(item))
+    for given_item in list_of(given):
+        item = dict_of(given_item)
+        yield
+        _response_item(writer, item)
 
 
 def _response_item(writer: Writer, item: dict[str, Any]) -> None:
@@ -224,7 +266,7 @@ def _response_item(writer: Writer, item: dict[str, Any]) -> None:
             )
 
 
-_PROMPTS: Final[Mapping[Api, Callable[[Writer, dict[str, Any]], None]]] = {
+_PROMPTS: Final[Mapping[Api, Callable[[Writer, dict[str, Any]], _Steps]]] = {
     "chat": _chat,
     "completions": _completion,
     "responses": _responses,

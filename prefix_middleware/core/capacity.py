@@ -4,6 +4,7 @@ When their sum exceeds the worker's KV cache, the oldest records die: what they 
 """
 
 from bisect import insort
+from collections.abc import Iterable
 from typing import Final
 
 _COMPACT_AT: Final = 64
@@ -28,49 +29,54 @@ def _time(stamp: Stamp) -> float:
 
 
 class Capacity:
-    """The records of one worker with a KV cache of `limit_tokens`."""
+    """The records of one worker with a KV cache of `limit_tokens`; it may begin with some that are there already."""
 
-    def __init__(self, limit_tokens: int) -> None:
+    def __init__(self, limit_tokens: int, records: Iterable[Stamp] = ()) -> None:
         self.limit_tokens = limit_tokens
-        self.tokens = 0
-        self._order: list[
-            Stamp
-        ] = []  # oldest first; a late record of another gateway takes its place by time
-        self._owning = 0
+        # oldest first; a late record of another gateway takes its place by time
+        self._order = sorted(records, key=_time)
+        self.tokens = sum(stamp.tokens for stamp in self._order)
+        self._compact_at = _COMPACT_AT + 2 * len(self._order)
+        self._trim()
 
-    def take(self, stamp: Stamp, tokens: int) -> None:
-        """A newer record owns these tokens now."""
-        stamp.tokens -= tokens
-        self.tokens -= tokens
-        if stamp.tokens <= 0:
-            self._owning -= 1
+    def resize(self, limit_tokens: int) -> None:
+        """Change the size of the cache; records that have died stay dead."""
+        self.limit_tokens = limit_tokens
+        self._trim()
 
-    def add(self, stamp: Stamp) -> None:
-        """Count a record in, and let the oldest ones die that the cache has no room for."""
-        if stamp.tokens <= 0:
-            return
+    def add(self, stamp: Stamp, taken: int) -> None:
+        """Count a record in, `taken` of whose tokens were earlier records', and let die what there is no room for."""
         insort(self._order, stamp, key=_time)
-        self.tokens += stamp.tokens
-        self._owning += 1
+        self.tokens += stamp.tokens - taken
         self._trim()
 
     def grow(self, stamp: Stamp, tokens: int) -> None:
         """The worker holds generated tokens behind the prompt, too."""
-        if stamp.tokens > 0:
-            stamp.tokens += tokens
-            self.tokens += tokens
-            self._trim()
+        stamp.tokens += tokens
+        self.tokens += tokens
+        self._trim()
+
+    def forget(self, stamp: Stamp) -> None:
+        """Let a record go of which no block is left."""
+        self.tokens -= stamp.tokens
+        stamp.tokens = 0
 
     def _trim(self) -> None:
-        dead = 0
-        while self.tokens > self.limit_tokens and dead < len(self._order) - 1:  # never the newest
-            stamp = self._order[dead]
+        order, dead = self._order, 0
+        while order and not order[-1].owned:
+            self.forget(order.pop())
+        while self.tokens > self.limit_tokens and dead < len(order) - 1:  # never the newest
+            stamp = order[dead]
             dead += 1
-            if stamp.tokens > 0:
-                self.tokens -= stamp.tokens
-                self._owning -= 1
-                stamp.tokens = 0
-                stamp.epoch = float("nan")
-        del self._order[:dead]
-        if len(self._order) > _COMPACT_AT + 2 * self._owning:
-            self._order = [stamp for stamp in self._order if stamp.tokens > 0]
+            self.forget(stamp)
+            stamp.epoch = float("nan")
+        del order[:dead]
+        if len(order) > self._compact_at:
+            self._compact()
+
+    def _compact(self) -> None:
+        for stamp in self._order:
+            if not stamp.owned:
+                self.forget(stamp)
+        self._order = [stamp for stamp in self._order if stamp.owned]
+        self._compact_at = _COMPACT_AT + 2 * len(self._order)

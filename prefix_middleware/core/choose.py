@@ -42,8 +42,9 @@ class Candidate(Struct, frozen=True):
     worker: str
     load: Load
     matched_blocks: int = 0
-    matched_tokens: int = 0
+    matched_tokens: int = 0  # what it is expected to find in its cache
     continues: bool = False  # it holds the whole prompt that this one continues
+    found_tokens: int = 0  # in the index, before the worker's credit
 
 
 class Situation(Struct, frozen=True):
@@ -79,6 +80,7 @@ class Decision(Struct, frozen=True, kw_only=True):
     matched_blocks: int = 0  # on the worker; on `previous` where there is one
     blocks: int = 0
     matched_tokens: int = 0  # on the worker
+    best_tokens: int = 0  # the longest match of all
     tokens: int = 0
     slots: int = 0  # in-flight of the worker
     min_slots: int = 0  # in-flight of the freest candidate
@@ -207,6 +209,9 @@ def decision(
         matched_blocks=(previous or chosen).matched_blocks,
         blocks=blocks,
         matched_tokens=chosen.matched_tokens,
+        best_tokens=chosen.matched_tokens
+        if best is None
+        else max(best.matched_tokens, chosen.matched_tokens),
         tokens=situation.prompt_tokens,
         slots=chosen.load.in_flight,
         min_slots=situation.min_in_flight,

@@ -41,32 +41,53 @@ class Holdings:
             return ()
         return entry.values() if isinstance(entry, dict) else (entry,)
 
-    def record(self, hashes: Sequence[bytes], stamp: Stamp, counts: Callable[[Stamp], bool]) -> None:
-        """Give the blocks to the stamp; others' stamps that no longer count make room where they are met."""
+    def record(
+        self, hashes: Sequence[bytes], tokens: Sequence[int], stamp: Stamp, counts: Callable[[Stamp], bool]
+    ) -> int:
+        """Give the blocks and their tokens to the stamp; return how many of these its worker's earlier stamps had.
+
+        Others' stamps that no longer count make room where they are met.
+        """
         shards, count, worker = self._shards, self._count, stamp.worker
-        losers: list[Stamp] = []
-        for block in hashes:
+        stamp.blocks = list(dict.fromkeys(hashes))
+        stamp.owned = len(stamp.blocks)
+        stamp.tokens = sum(tokens[: stamp.owned])
+        losses: list[tuple[Stamp, int, int]] = []  # who has lost which blocks: mostly one, a run of them
+        loser, first = None, 0
+        for at, block in enumerate(stamp.blocks):
             shard = shards[hash(block) % count]
             entry = shard.get(block)
+            if entry is not None and entry is loser:
+                shard[block] = stamp
+                continue
+            if loser is not None:
+                losses.append((loser, first, at))
+                loser = None
             if entry is None:
                 shard[block] = stamp
                 self.pairs += 1
-                continue
-            if isinstance(entry, Stamp) and entry.worker == worker:
+            elif isinstance(entry, Stamp) and entry.worker == worker:
                 shard[block] = stamp
-                if entry is not stamp:  # a record may name a block twice
-                    entry.owned -= 1
-                    if not losers or losers[-1] is not entry:
-                        losers.append(entry)
+                loser, first = entry, at
             else:
                 shard[block], lost = self._shared(entry, stamp, counts)
-                losers += lost
-        stamp.blocks = list(dict.fromkeys(hashes))
-        stamp.owned = len(stamp.blocks)
+                losses += [(other, at, at + 1) for other in lost]
+        if loser is not None:
+            losses.append((loser, first, stamp.owned))
         if stamp.owned:
             self._order[stamp] = None
-        for loser in losers:
-            self._tidy(loser)
+        return sum(self._lose(loser, tokens[start:end], end - start, stamp) for loser, start, end in losses)
+
+    def _lose(self, loser: Stamp, tokens: Sequence[int], blocks: int, winner: Stamp) -> int:
+        """Count blocks out; return how many tokens of the same worker and epoch went with them."""
+        loser.owned -= blocks
+        taken = 0
+        if loser.worker == winner.worker:
+            # the length of a block is an estimate that may have changed; who has no block left has no tokens
+            taken = min(sum(tokens), loser.tokens) if loser.owned else loser.tokens
+            loser.tokens -= taken
+        self._tidy(loser)
+        return taken if loser.epoch == winner.epoch else 0
 
     def _shared(
         self, entry: Entry, stamp: Stamp, counts: Callable[[Stamp], bool]
@@ -74,11 +95,8 @@ class Holdings:
         """Return the entry with one more worker, and the stamps that have lost the block to it or count no more."""
         held = entry if isinstance(entry, dict) else {entry.worker: entry}
         lost = [other for other in held.values() if other.worker == stamp.worker or not counts(other)]
-        if stamp in lost:
-            return entry, []
         for other in lost:
             del held[other.worker]
-            other.owned -= 1
         held[stamp.worker] = stamp
         self.pairs += 1 - len(lost)
         return held if len(held) > 1 else stamp, lost
@@ -95,8 +113,8 @@ class Holdings:
         """Return the record whose pairs go next."""
         return next(iter(self._order), None)
 
-    def evict(self) -> None:
-        """Let the pair go that was recorded longest ago."""
+    def evict(self) -> Stamp:
+        """Let the pair go that was recorded longest ago; return whose it was."""
         stamp = next(iter(self._order))
         while stamp.blocks:
             block = stamp.blocks.pop()
@@ -105,6 +123,11 @@ class Holdings:
                 break
         if not stamp.owned or not stamp.blocks:
             del self._order[stamp]
+        return stamp
+
+    def records(self, worker: str) -> Iterator[Stamp]:
+        """Yield this worker's stamps that own a block; walks all records."""
+        return (stamp for stamp in self._order if stamp.worker == worker)
 
     def _remove(self, block: bytes, stamp: Stamp) -> None:
         shard = self._shards[hash(block) % self._count]

@@ -46,6 +46,7 @@ class PrefixIndex:
         self._bound = bound
         self._ttl = ttl_seconds
         self._epochs: dict[str, float] = {}
+        self._latest: dict[str, float] = {}  # of all epochs that were a worker's current one
         self._capacity: dict[str, Capacity] = {}  # of the workers whose KV cache is known
         self._held = Holdings(bound)
         self.restored = Restored()
@@ -79,31 +80,46 @@ class PrefixIndex:
         return held
 
     def set_epoch(self, worker: str, epoch: float) -> None:
-        """Count only what is recorded under this epoch of the worker, at O(1) cost."""
-        self._epochs[worker] = epoch
+        """Count only what is recorded from now on, under this epoch of the worker; O(1) unless an older one returns."""
+        if epoch == self._epochs.get(worker):
+            return
+        latest = self._latest.get(worker, -math.inf)
+        if epoch <= latest:  # what was recorded in it then has holes by now
+            for stamp in self._held.records(worker):
+                stamp.epoch = math.nan
+        self._epochs[worker], self._latest[worker] = epoch, max(epoch, latest)
         if worker in self._capacity:
-            self.set_capacity(worker, self._capacity[worker].limit_tokens)
+            self._capacity[worker] = Capacity(self._capacity[worker].limit_tokens)
 
     def set_capacity(self, worker: str, tokens: int | None) -> None:
-        """Count no more than fits into the worker's KV cache; None: unknown, the rule is off."""
+        """Count no more than fits into the worker's KV cache from now on; None: unknown, the rule is off."""
         if tokens is None:
             self._capacity.pop(worker, None)
+        elif worker in self._capacity:
+            self._capacity[worker].resize(tokens)
         else:
-            self._capacity[worker] = Capacity(tokens)
+            epoch = self._epochs.get(worker)
+            known = [stamp for stamp in self._held.records(worker) if stamp.epoch == epoch]
+            self._capacity[worker] = Capacity(tokens, known)
 
     def record(
         self, hashes: Sequence[bytes], worker: str, epoch: float, now: float, tokens: Sequence[int] = ()
     ) -> Stamp:
-        """Note that the worker holds these blocks, first block first, as of `now`; `tokens` says how long each is."""
+        """Note that the worker holds these blocks, first block first, as of `now`; `tokens` says how long each is.
+
+        In an epoch that is not the worker's current one it holds nothing.
+        """
         stamp = Stamp(worker, epoch, now)
+        if self._epochs.get(worker) != epoch:
+            return stamp
         oldest = now - self._ttl
         known = self._held.of(hashes[0], worker) if hashes else None
         if known is not None and known.time > now and self._valid(known, oldest):
             stamp.time = known.time  # a late record of another gateway makes no block older
             oldest = stamp.time - self._ttl
+        taken = self._held.record(hashes, tokens, stamp, lambda other: self._valid(other, oldest))
         if worker in self._capacity:
-            self._own(stamp, hashes, tokens, oldest)
-        self._held.record(hashes, stamp, lambda other: self._valid(other, oldest))
+            self._capacity[worker].add(stamp, taken)
         if self.restored.pairs:
             self.restored.expire(oldest)
         while len(self) > self._bound:
@@ -111,9 +127,13 @@ class PrefixIndex:
         return stamp
 
     def _evict(self) -> None:
-        stamp = self._held.oldest()
-        if not self.restored.evict(math.inf if stamp is None else stamp.time):
-            self._held.evict()
+        oldest = self._held.oldest()
+        if self.restored.evict(math.inf if oldest is None else oldest.time):
+            return
+        stamp = self._held.evict()
+        capacity = self._capacity.get(stamp.worker)
+        if not stamp.owned and capacity is not None and stamp.epoch == self._epochs.get(stamp.worker):
+            capacity.forget(stamp)
 
     def adopt(self, table: Table) -> None:
         """Count what a snapshot says as held from now on."""
@@ -140,20 +160,14 @@ class PrefixIndex:
         found = self.restored.find(block)
         return [s.worker for s in found if self.counts_restored(s, now)] if found else []
 
-    def _own(self, stamp: Stamp, hashes: Sequence[bytes], tokens: Sequence[int], oldest: float) -> None:
-        capacity = self._capacity[stamp.worker]
-        for block, length in zip(hashes, tokens, strict=False):  # the end mark has no tokens
-            known = self._held.of(block, stamp.worker)
-            if known is not None and self._valid(known, oldest):
-                capacity.take(known, length)
-            stamp.tokens += length
-        capacity.add(stamp)
-
     def grow(self, stamp: Stamp, tokens: int) -> None:
         """Note that the worker holds so many generated tokens behind a recorded prompt."""
-        capacity = self._capacity.get(stamp.worker)
-        if capacity is not None and self._epochs.get(stamp.worker) == stamp.epoch:
-            capacity.grow(stamp, tokens)
+        if not stamp.owned or self._epochs.get(stamp.worker) != stamp.epoch:
+            return
+        if stamp.worker in self._capacity:
+            self._capacity[stamp.worker].grow(stamp, tokens)
+        else:
+            stamp.tokens += tokens
 
     def propose(
         self, name: RecordName, hashes: Sequence[bytes], worker: str, epoch: float, now: float

@@ -16,6 +16,7 @@ from msgspec import Struct
 from prefix_middleware.core.updates import Gauge
 
 GAUGE_SECONDS: Final = 3.0  # a gauge older than this belonged to a gateway that is gone
+MAX_ORIGINS: Final = 1024  # gateways whose gauges are kept; the one unheard of for longest goes
 FILL_SECONDS: Final = 300.0  # time constant of what a worker was given
 CAPACITY_TOKENS: Final = (
     300_000  # KV tokens assumed while no worker's capacity is known (Qwen3-32B on two H100)
@@ -119,9 +120,18 @@ class Loads(Generic[S]):
         if not self._in_flight[total]:
             del self._in_flight[total]
 
+    @property
+    def origins(self) -> Collection[str]:
+        """The other gateways that are alive, as far as we hear of them."""
+        return self._gauges.keys()
+
     def merge_gauges(self, origin: str, gauges: Sequence[Gauge], now: float) -> None:
         """Replace all that `origin` said before."""
-        self._gauges[origin] = now, tuple(gauges)
+        said = {gauge.worker: gauge for gauge in gauges if gauge.worker in self.states}
+        self._gauges.pop(origin, None)
+        self._gauges[origin] = now, tuple(said.values())
+        if len(self._gauges) > MAX_ORIGINS:
+            del self._gauges[next(iter(self._gauges))]
         self.expire(now, force=True)
 
     def expire(self, now: float, *, force: bool = False) -> None:

@@ -20,7 +20,7 @@ class Reservation:
     epoch: float
     generation: int
     prompt: HashedPrompt
-    matched_tokens: int
+    matched_tokens: int  # found in the index, before the worker's credit
     uncached_tokens: int
     decision: Decision
     waiting: bool = True  # for the first byte
@@ -36,8 +36,9 @@ class Reservation:
 
     def record(self, kind: type[R], epoch: float) -> R:
         """Return the fact for others."""
-        tokens = self.prompt.tokens, self.matched_tokens, self.uncached_tokens
-        return kind(self.number, self.worker, epoch, b"".join(self.prompt.hashes), self.prompt.end, *tokens)
+        prompt = self.prompt
+        figures = prompt.tokens, self.matched_tokens, self.uncached_tokens, prompt.text_bytes
+        return kind(self.number, self.worker, epoch, b"".join(prompt.hashes), prompt.end, *figures)
 
 
 def recorded_blocks(record: Record) -> list[bytes]:

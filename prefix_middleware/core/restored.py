@@ -21,6 +21,7 @@ from prefix_middleware.core.updates import HASH_BYTES
 _MAX_TABLES: Final = 4  # one from the start, one for each of the last gaps
 _EXPIRED_AT_ONCE: Final = 256
 _FOUND: Final = 4096
+_MAX_HOLDERS: Final = 1024  # of one block; columns that name more were not packed by one of us
 
 
 class Table:
@@ -38,6 +39,8 @@ class Table:
             raise ValueError("columns of different lengths")
         if len(self._blocks) and not len(self._ages):
             raise ValueError("blocks without a stamp")
+        if len(self._ages) > len(self._blocks) or sum(self._counts) != len(self._blocks):
+            raise ValueError("stamps without a block")
         self._found: dict[int, Stamp] = {}  # stamps looked at so far
         self._first = 0  # the oldest stamp that has not left
         self.pairs = len(self._blocks)
@@ -70,7 +73,8 @@ class Table:
         if at == len(blocks) or blocks[at] != value:
             return ()
         found = []
-        while at < len(blocks) and blocks[at] == value:
+        end = min(len(blocks), at + _MAX_HOLDERS)
+        while at < end and blocks[at] == value:
             number = self._stamps[at]
             stamp = self._found.get(number)
             if stamp is None or number < self._first:

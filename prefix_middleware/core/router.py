@@ -6,22 +6,23 @@
 """
 
 import threading
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final
 
 from prefix_middleware.core.blocks import HashedPrompt
 from prefix_middleware.core.choose import Choice, Decision, Figures, choose, decision
-from prefix_middleware.core.knowledge import Knowledge
+from prefix_middleware.core.facts import Facts
+from prefix_middleware.core.knowledge import Knowledge, Observed
+from prefix_middleware.core.outbox import Outbox
 from prefix_middleware.core.rendezvous import Rendezvous
 from prefix_middleware.core.reservation import Reservation
-from prefix_middleware.core.situation import look_at
+from prefix_middleware.core.situation import credited, found_on, look_at
 from prefix_middleware.core.snapshot import Snapshot
 from prefix_middleware.core.updates import (
     Confirmed,
     Gauge,
     Notice,
-    Provisional,
+    Said,
     Suspect,
     Update,
     Withdrawn,
@@ -29,8 +30,6 @@ from prefix_middleware.core.updates import (
 from prefix_middleware.core.warm import restore, snapshot_of
 from prefix_middleware.core.workers import Worker, WorkerState
 
-OUTBOX_UPDATES: Final = 8192
-PROVISIONAL_DELAY_SECONDS: Final = 0.05  # most answers start or fail before others need to know
 _OWN: Final = ""  # origin of this process's own records in its own index
 
 
@@ -58,13 +57,13 @@ class Router:
             block_tokens=block_tokens,
         )
         self.fleet, self.index = self.knowledge.fleet, self.knowledge.index
+        self.learned = self.knowledge.learned
         self.on_update: Callable[[], None] = lambda: None  # called when there is something to drain
         self.on_load: Callable[[], None] = lambda: None  # called when a request is counted in or out
-        self.dropped_updates = 0
         self._policy, self._figures = policy, figures or Figures()
         self._lock = threading.Lock()
-        self._outbox: deque[Update] = deque()
-        self._unpublished: deque[tuple[float, Reservation]] = deque(maxlen=OUTBOX_UPDATES)
+        self._outbox = Outbox()
+        self._unpublished = self._outbox.later
         self._numbers = 0
         self._rendezvous = Rendezvous(self.fleet.states)
 
@@ -96,21 +95,14 @@ class Router:
         state = self.fleet.states[chosen.worker]
         uncached = max(1, prompt.tokens - chosen.matched_tokens)
         self._numbers += 1
-        reservation = Reservation(
-            self._numbers,
-            state.id,
-            state.epoch,
-            state.generation,
-            prompt,
-            chosen.matched_tokens,
-            uncached,
-            decided,
-        )
+        incarnation = state.id, state.epoch, state.generation
+        figures = chosen.found_tokens, uncached, decided
+        reservation = Reservation(self._numbers, *incarnation, prompt, *figures)
         self.fleet.reserve(state, uncached, prompt.tokens)
         self.fleet.chosen(state, now)
         name = (_OWN, reservation.number)
         self.index.propose(name, reservation.blocks, state.id, state.epoch, now)
-        self._unpublished.append((now + PROVISIONAL_DELAY_SECONDS, reservation))
+        self._outbox.put_later(reservation, now)
         self.on_load()
         return reservation
 
@@ -126,10 +118,9 @@ class Router:
             self.index.withdraw((_OWN, reservation.number))
             if reservation.epoch != state.epoch and reservation.generation != state.generation:
                 return  # the worker has restarted since
-            reservation.stamp = self.index.record(
-                reservation.blocks, state.id, state.epoch, now, self.knowledge.block_tokens
-            )
+            reservation.stamp = self.knowledge.hold(state, reservation.blocks, now)
             self.fleet.give(state, reservation.prompt.tokens, now, now)
+            self.learned.note(state.id, reservation.prompt.text_bytes, reservation.matched_tokens)
             self._publish(reservation.record(Confirmed, state.epoch))
 
     def finish(self, reservation: Reservation, generated_tokens: int = 0) -> None:
@@ -162,26 +153,19 @@ class Router:
         """
         with self._lock:
             state = self.fleet.states.get(served)
-            if (
-                state is None
-                or served == reservation.worker
-                or reservation.finished
-                or not reservation.waiting
-            ):
+            over = reservation.finished or not reservation.waiting
+            if state is None or served == reservation.worker or over:
                 return 0.0
             chosen = self.fleet.states[reservation.worker]
             self._release(chosen, reservation)
-            suspect_seconds = self._failed(
-                chosen, now
-            )  # nginx leaves a named worker only when that one fails
+            suspect_seconds = self._failed(chosen, now)  # nginx leaves a named worker only when that fails
             reservation.answered = False
             self._numbers += 1
             prompt = reservation.prompt
             reservation.number, reservation.worker, reservation.published = self._numbers, served, False
             reservation.epoch, reservation.generation = state.epoch, state.generation
-            blocks = self.index.match(prompt.hashes, served, now) if prompt.reads_cache else 0
-            reservation.matched_tokens = prompt.matched_tokens[blocks]
-            reservation.uncached_tokens = max(1, prompt.tokens - reservation.matched_tokens)
+            _, reservation.matched_tokens = found_on(prompt, state, self.index, now)
+            reservation.uncached_tokens = prompt.tokens - credited(prompt, state, reservation.matched_tokens)
             self.fleet.reserve(state, reservation.uncached_tokens, prompt.tokens)
             name = (_OWN, reservation.number)
             self.index.propose(name, reservation.blocks, served, state.epoch, now)
@@ -219,22 +203,54 @@ class Router:
             state = self.fleet.states[worker]
             changed = state.ready != ready
             self.fleet.set_ready(state, ready, now)
+            if changed and not ready and self.fleet.origins:
+                self._publish(Said(worker, ready, Facts()))
             return changed
 
     def set_models(self, worker: str, models: frozenset[str] | None, max_tokens: int | None) -> None:
         """Note what a worker serves; None is unknown."""
         with self._lock:
-            self.fleet.set_models(self.fleet.states[worker], models, max_tokens)
+            self.knowledge.set_models(self.fleet.states[worker], models, max_tokens)
 
     def set_epoch(self, worker: str, epoch: float, now: float) -> bool:
         """Note a start time that the worker itself exports; return whether it has restarted."""
         with self._lock:
             return self.knowledge.observe_epoch(self.fleet.states[worker], epoch, now)
 
+    def observe(
+        self, worker: str, facts: Facts, refused_at: float | None, now: float, unix: float
+    ) -> Observed:
+        """Note what a worker says; `refused_at`: when it last refused a connection; `unix` is the time of day in seconds.
+
+        A restart or a lost cache that the worker's start time does not show counts when it comes back by the mirror.
+        """
+        with self._lock:
+            observed = self.knowledge.observe(self.fleet.states[worker], facts, refused_at, now, unix)
+            if observed.notice is not None:
+                self._publish(observed.notice)
+            if self.fleet.origins:
+                self._publish(Said(worker, not facts.asleep, facts))
+            return observed
+
+    def asks(self, worker: str, origin: str, quiet_seconds: float, now: float) -> bool:
+        """Tell whether this gateway asks the worker how it is: alone of those alive, unless it was quiet for so long."""
+        with self._lock:
+            self.fleet.expire(now)
+            return self.knowledge.probing.asks(worker, origin, self.fleet.origins, quiet_seconds, now)
+
+    @property
+    def dropped_updates(self) -> int:
+        """How many updates the outbox had no room for."""
+        return self._outbox.dropped
+
     def lost(self, worker: str, epoch: float) -> None:
-        """Announce that a worker without a start time of its own has restarted; counts when it comes back by the mirror."""
+        """Announce that a worker has restarted; counts when it comes back by the mirror."""
         with self._lock:
             self._publish(Notice(worker, self.fleet.states[worker].epoch, epoch))
+
+    def bytes_per_token(self, model: str) -> float:
+        """Return the length of a token of this model, in canonical bytes, as far as it is known."""
+        return self.knowledge.bytes_per_token(model)
 
     def merge(self, origin: str, updates: Sequence[Update], age_seconds: float, now: float) -> None:
         """Apply what another gateway has published; safe to repeat. Unknown workers are ignored."""
@@ -255,12 +271,7 @@ class Router:
     def next_due(self) -> float | None:
         """Return when the next provisional record is due for publication; None while there is none."""
         with self._lock:
-            while self._unpublished:
-                due, reservation = self._unpublished[0]
-                if reservation.waiting and not reservation.finished:
-                    return due
-                self._unpublished.popleft()
-            return None
+            return self._outbox.next_due()
 
     def snapshot(self, now: float) -> Iterator[Snapshot | None]:
         """Yield None after each short step, then what a gateway that starts later needs."""
@@ -273,18 +284,8 @@ class Router:
     def drain(self, now: float) -> list[Update]:
         """Take the updates that are due; a provisional record is, once it is old enough and still provisional."""
         with self._lock:
-            while self._unpublished and self._unpublished[0][0] <= now:
-                _, reservation = self._unpublished.popleft()
-                if reservation.waiting and not reservation.finished:
-                    reservation.published = True
-                    self._publish(reservation.record(Provisional, reservation.epoch))
-            due = list(self._outbox)
-            self._outbox.clear()
-            return due
+            return self._outbox.drain(now)
 
     def _publish(self, update: Update) -> None:
-        if len(self._outbox) >= OUTBOX_UPDATES:
-            self._outbox.popleft()
-            self.dropped_updates += 1
-        self._outbox.append(update)
+        self._outbox.put(update)
         self.on_update()

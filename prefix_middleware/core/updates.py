@@ -7,6 +7,8 @@ from typing import Final
 
 from msgspec import Struct
 
+from prefix_middleware.core.facts import Facts
+
 HASH_BYTES: Final = 8
 """Length of one block hash in `hashes` and of an end mark."""
 
@@ -20,8 +22,9 @@ class Record(Struct, frozen=True, array_like=True):
     hashes: bytes  # HASH_BYTES a block
     end: bytes  # mark of the prompt's own end, HASH_BYTES
     prompt_tokens: int
-    matched_tokens: int
+    matched_tokens: int  # found in the index, before the worker's credit
     uncached_tokens: int
+    text_bytes: int = 0  # canonical bytes, 0 where media are in the prompt or the sender does not say
 
 
 class Provisional(Record, frozen=True, array_like=True, tag="p"):
@@ -54,7 +57,15 @@ class Suspect(Struct, frozen=True, array_like=True, tag="s"):
     seconds: float
 
 
-Update = Provisional | Confirmed | Withdrawn | Notice | Suspect
+class Said(Struct, frozen=True, array_like=True, tag="f"):
+    """What a worker said when the gateway that asks for all did so; without facts where it is not ready."""
+
+    worker: str
+    ready: bool
+    facts: Facts
+
+
+Update = Provisional | Confirmed | Withdrawn | Notice | Suspect | Said
 
 
 class Tally(Struct, frozen=True, array_like=True):

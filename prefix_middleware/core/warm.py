@@ -14,6 +14,7 @@ from prefix_middleware.core.loads import FILL_SECONDS
 from prefix_middleware.core.restored import Table
 from prefix_middleware.core.snapshot import STEP_PAIRS, Packer, Snapshot
 
+_MOST_CACHES: Final = 64  # given in one time constant; what somebody made up is gone within the half hour
 _FEW: Final = 10  # a live index with fewer than a tenth of a table's pairs is not worth comparing
 
 
@@ -59,9 +60,9 @@ def restore(
             state = known.fleet.states.get(worker)
             if state is None:
                 continue
-            if epoch > state.epoch:  # its gateway has seen the restart first
-                known.observe_epoch(state, epoch, now)
-            theirs = _decayed(given, age_seconds)
+            known.adopt_epoch(state, epoch, now)
+            most = _MOST_CACHES * (state.kv_tokens or known.fleet.capacity)
+            theirs = _decayed(min(given, most), age_seconds)
             if epoch == state.epoch and theirs > _decayed(state.given_tokens, now - state.given_at):
                 state.given_tokens, state.given_at = theirs, now
         index.adopt(table)

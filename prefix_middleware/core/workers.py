@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
+from prefix_middleware.core.learned import NO_CREDIT
 from prefix_middleware.core.loads import Loads, LoadState
 
 SUSPECT_FAILURES: Final = 2
@@ -18,10 +19,11 @@ BUSY_SECONDS: Final = 1.0  # exclusion after a 503
 
 @dataclass(frozen=True, slots=True)
 class Worker:
-    """One vLLM server: the short name that nginx knows it by, and its URL."""
+    """One vLLM server, or one data-parallel rank of it: the short name that nginx knows it by, and its URL."""
 
     id: str
     url: str
+    rank: int | None = None  # nginx pins requests to it; None: the server has one, or chooses by itself
 
 
 @dataclass(slots=True)
@@ -37,6 +39,16 @@ class WorkerState(LoadState):
     excluded_until: float = 0.0
     exclusion_seconds: float = 0.0
     trial: bool = False  # the one request that may show that a suspect worker is well
+    caching: bool = True  # False: it keeps no prefixes
+    ends_only: bool = False  # a prefix hits only at the end of an earlier whole prompt
+    unit_tokens: int = 1  # by which hits grow
+    block_tokens: int = 1  # of its KV cache
+    credit: float = 1.0  # what a match here has been worth lately, times what it said
+
+    @property
+    def plain(self) -> bool:
+        """A match here is found block by block, and worth something."""
+        return self.caching and not self.ends_only and self.credit >= NO_CREDIT
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +56,8 @@ class Candidates:
     """The workers that may be chosen for one model, until `until` unless something changes."""
 
     by_id: Mapping[str, WorkerState]
+    plain: Mapping[str, WorkerState]  # those whose matches are found block by block
+    ends: Mapping[str, WorkerState]  # those where only the ends of earlier prompts count
     ids: tuple[str, ...]
     until: float
     window: int | None  # smallest context window among them, None when none is known
@@ -100,6 +114,21 @@ class Fleet(Loads[WorkerState]):
         """Note what a worker serves; None is unknown."""
         if (models, max_tokens) != (state.models, state.max_tokens):
             state.models, state.max_tokens = models, max_tokens
+            self.changed()
+
+    def set_cache(
+        self, state: WorkerState, *, caching: bool, ends_only: bool, unit_tokens: int, block_tokens: int
+    ) -> None:
+        """Note how a worker's cache finds prefixes."""
+        state.unit_tokens, state.block_tokens = unit_tokens, block_tokens
+        if (caching, ends_only) != (state.caching, state.ends_only):
+            state.caching, state.ends_only = caching, ends_only
+            self.changed()
+
+    def set_credit(self, state: WorkerState, credit: float) -> None:
+        """Note what a match on a worker is worth, times what the index says."""
+        plain, state.credit = state.plain, credit
+        if plain != state.plain:
             self.changed()
 
     def restart(self, state: WorkerState, epoch: float, now: float) -> None:
@@ -169,7 +198,9 @@ class Fleet(Loads[WorkerState]):
 def _candidates(states: list[WorkerState], until: float) -> Candidates:
     windows = [s.max_tokens for s in states if s.max_tokens is not None]
     by_id = {state.id: state for state in states}
-    return Candidates(by_id, tuple(by_id), until, min(windows) if windows else None)
+    plain = {state.id: state for state in states if state.plain}
+    ends = {state.id: state for state in states if state.caching and state.ends_only}
+    return Candidates(by_id, plain, ends, tuple(by_id), until, min(windows) if windows else None)
 
 
 def _wide_enough(candidates: Candidates, tokens: int) -> Candidates:

@@ -9,6 +9,7 @@ Tags are bytes that UTF-8 never produces, so no lengths are needed and a turn ap
 """
 
 import json
+import math
 from itertools import accumulate
 from typing import Any, Final
 
@@ -32,14 +33,24 @@ class Unreadable(ValueError):
     """A part of the request has a shape that vLLM refuses."""
 
 
-def decode(body: bytes) -> Any:
+def decode(body: bytes | msgspec.Raw) -> Any:
     """Decode JSON as leniently as the host's parser may; raises ValueError or RecursionError."""
     try:
         return msgspec.json.decode(body)
     except msgspec.MsgspecError as error:
-        if len(body) > _LENIENT_BYTES:
+        if memoryview(body).nbytes > _LENIENT_BYTES:
             raise Unreadable from error
-        return json.loads(body)  # NaN, lone surrogates in other forms, numbers out of range
+        # NaN, lone surrogates in other forms, numbers out of range
+        return json.loads(bytes(body), parse_float=_number, parse_constant=_NoNumber)
+
+
+class _NoNumber(float):
+    """NaN or an infinity, of a type that msgspec refuses: it would write null."""
+
+
+def _number(text: str) -> float:
+    value = float(text)
+    return value if math.isfinite(value) else _NoNumber(value)
 
 
 def text_bytes(text: str) -> bytes:
@@ -51,7 +62,7 @@ def json_bytes(value: object) -> bytes:
     """Encode without white space, keys in the order sent."""
     try:
         return msgspec.json.encode(value)
-    except (UnicodeEncodeError, OverflowError):  # a lone surrogate, an integer over 64 bits
+    except (UnicodeEncodeError, OverflowError, TypeError):  # a lone surrogate, over 64 bits, NaN
         return text_bytes(json.dumps(value, ensure_ascii=False, separators=(",", ":")))
 
 
@@ -74,9 +85,11 @@ def list_of(value: object) -> list[Any]:
 
 
 def dict_of(value: object) -> dict[str, Any]:
-    """Return an object."""
+    """Return an object, decoded if it is still JSON."""
     if not isinstance(value, dict):
-        raise Unreadable
+        if not isinstance(value, msgspec.Raw):
+            raise Unreadable
+        return dict_of(decode(value))
     return value
 
 

@@ -60,15 +60,15 @@ class Child:
         """Return everything it has printed."""
         return self.log.read_text(errors="replace")
 
-    def wait_ready(self) -> None:
-        """Return once it accepts connections; raises StartError."""
-        deadline = time.monotonic() + _START_SECONDS
+    def wait_ready(self, seconds: float = _START_SECONDS) -> None:
+        """Return once it accepts connections; raises StartError after `seconds`."""
+        deadline = time.monotonic() + seconds
         while not _accepts(self.port):
             status = self._process.poll()
             if status is not None:
                 raise StartError(f"{self.name} ended with status {status}\n{self._tail()}")
             if time.monotonic() > deadline:
-                raise StartError(f"{self.name} does not listen after {_START_SECONDS:.0f} s\n{self._tail()}")
+                raise StartError(f"{self.name} does not listen after {seconds:.0f} s\n{self._tail()}")
             time.sleep(0.03)
 
     def _tail(self) -> str:

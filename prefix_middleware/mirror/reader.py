@@ -30,6 +30,7 @@ class Reader:
         self._started = False
         self._lost = False  # numbers are missing that no snapshot was asked for
         self._reload_after = 0.0
+        self._look_after = 0.0
         self._slices = Slices(link.peer)
         self._backoff = Backoff()
 
@@ -110,6 +111,17 @@ class Reader:
             else:
                 self._apply_gauges(entries)
         self._link.warm = self._link.warm or decisions < _READ_COUNT
+        if decisions:
+            self._look_after = time.monotonic() + _BLOCK_MS / 1000
+        elif time.monotonic() >= self._look_after:
+            await self._look_back(store)
+
+    async def _look_back(self, store: Store) -> None:
+        """A stream that was deleted begins anew, perhaps below where we read: then nothing would ever come."""
+        self._look_after = time.monotonic() + _BLOCK_MS / 1000
+        last = await store.command("XREVRANGE", self._link.keys.decisions, "+", "-", "COUNT", 1)
+        if number(only_id(last)) < number(self._link.position):
+            await self._resume(store)
 
     async def _apply_decisions(self, store: Store, entries: Any) -> None:
         for entry_id, fields in entries:

@@ -14,12 +14,14 @@ from typing import Annotated, Final, TypeVar
 
 import msgspec
 
+from prefix_middleware.core.facts import MAX_ENGINES, Facts
 from prefix_middleware.core.updates import (
     HASH_BYTES,
     Confirmed,
     Gauge,
     Notice,
     Provisional,
+    Said,
     Suspect,
     Tally,
     Update,
@@ -61,14 +63,14 @@ class Entry(msgspec.Struct, frozen=True, array_like=True):
     origin: _Origin
     sequence: Annotated[int, msgspec.Meta(ge=0, lt=_MAX_SEQUENCE)]
     held_ms: Annotated[int, msgspec.Meta(ge=0, lt=_MAX_HELD_MS)]
-    updates: list[Update]
+    updates: Annotated[list[Update], msgspec.Meta(max_length=MAX_UPDATES)]  # refused before one is decoded
 
 
 class Loads(msgspec.Struct, frozen=True, array_like=True):
     """All loads of one origin, and its tally; None is somebody who only looks."""
 
     origin: _Origin
-    gauges: list[Gauge]
+    gauges: Annotated[list[Gauge], msgspec.Meta(max_length=_MAX_GAUGES)]
     tally: Tally | None
 
 
@@ -103,7 +105,7 @@ class Wire:
         unpacked = _unpacked(entry, self._decisions, _ENTRY)
         if isinstance(unpacked, Refused):
             return unpacked
-        sound = len(unpacked.updates) <= MAX_UPDATES and all(map(_is_sound_update, unpacked.updates))
+        sound = all(map(_is_sound_update, unpacked.updates))
         return unpacked if sound else Refused.UNDECODABLE
 
     def unpack_gauges(self, entry: bytes) -> Loads | Refused:
@@ -111,7 +113,7 @@ class Wire:
         unpacked = _unpacked(entry, self._gauges, _LOADS)
         if isinstance(unpacked, Refused):
             return unpacked
-        sound = len(unpacked.gauges) <= _MAX_GAUGES and all(map(_is_sound_gauge, unpacked.gauges))
+        sound = all(map(_is_sound_gauge, unpacked.gauges))
         return unpacked if sound and _is_sound_tally(unpacked.tally) else Refused.UNDECODABLE
 
 
@@ -143,13 +145,14 @@ def _unpacked(entry: bytes, header: bytes, decoder: "msgspec.msgpack.Decoder[_T]
 def _is_sound_update(update: Update) -> bool:
     match update:
         case Provisional() | Confirmed():
+            tokens = update.prompt_tokens, update.matched_tokens, update.uncached_tokens
             return (
                 _is_record(update.record)
                 and _is_worker(update.worker, update.epoch)
                 and len(update.hashes) % HASH_BYTES == 0
                 and len(update.hashes) <= _MAX_HASHES_BYTES
                 and len(update.end) == HASH_BYTES
-                and _are_counts(update.prompt_tokens, update.matched_tokens, update.uncached_tokens)
+                and _are_counts(*tokens, update.text_bytes)
             )
         case Withdrawn():
             return _is_record(update.record)
@@ -157,6 +160,8 @@ def _is_sound_update(update: Update) -> bool:
             return _is_worker(update.worker, update.old) and math.isfinite(update.new)
         case Suspect():
             return _is_worker(update.worker, update.epoch) and 0 <= update.seconds <= _MAX_SUSPECT_SECONDS
+        case Said():
+            return _is_worker(update.worker, update.facts.start_time or 0.0) and _are_facts(update.facts)
 
 
 def _is_sound_gauge(gauge: Gauge) -> bool:
@@ -167,6 +172,17 @@ def _is_sound_gauge(gauge: Gauge) -> bool:
 
 def _is_sound_tally(tally: Tally | None) -> bool:
     return tally is None or _are_counts(tally.decided, tally.injected, tally.echoed)
+
+
+def _are_facts(facts: Facts) -> bool:
+    if len(facts.engines) > MAX_ENGINES:
+        return False
+    for engine in facts.engines:
+        sizes = engine.block_size, engine.match_unit, engine.sliding_window, engine.kv_tokens
+        figures = *engine.counters, *sizes, engine.running, engine.waiting
+        if not _are_counts(*(figure for figure in figures if figure is not None)):
+            return False
+    return True
 
 
 def _is_record(record: int) -> bool:

@@ -15,7 +15,7 @@ from anyio.lowlevel import checkpoint
 from prefix_middleware.core.updates import Gauge, Update
 from prefix_middleware.mirror.link import FIELD, Link
 from prefix_middleware.mirror.pace import Backoff, GaugePace
-from prefix_middleware.mirror.store import Command, Store, connected, reason_of
+from prefix_middleware.mirror.store import Command, Store, connected, number, reason_of
 
 MAX_PENDING: Final = 8192
 """Updates kept while Redis does not take them; the oldest are dropped beyond."""
@@ -92,6 +92,8 @@ class Writer:
         if not commands:
             return
         replies = await store.commands(commands)
+        for reply in replies:
+            number(reply)  # raises for what is no entry id: behind a stray reply everything is one off
         for run in runs:
             for _ in run:
                 self._pending.popleft()

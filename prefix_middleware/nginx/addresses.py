@@ -3,7 +3,7 @@
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from ipaddress import ip_address
 from typing import Final
 from urllib.parse import urlsplit
@@ -37,6 +37,7 @@ class Server:
 
     id: str
     address: Address
+    rank: int | None  # data-parallel rank behind the address
     served: tuple[str, ...]  # regular expressions for the last entry of $upstream_addr
 
 
@@ -81,11 +82,19 @@ def servers(
     workers = tuple(workers)
     ambiguous = ambiguous_names(workers, taken)
     result = tuple(_server(worker, known.get(worker.id, ()), worker.id in ambiguous) for worker in workers)
-    for described in ([str(s.address) for s in result], [text for s in result for text in s.served]):
+    result = _without_ranks(result)
+    targets = [f"{s.address}" if s.rank is None else f"{s.address}#{s.rank}" for s in result]
+    for described in (targets, [text for s in result for text in s.served]):
         twice = [text for text, count in Counter(described).items() if count > 1]
         if twice:
             raise SettingsError("workers", twice[0], "a different host and port for each worker")
     return result
+
+
+def _without_ranks(fleet: tuple[Server, ...]) -> tuple[Server, ...]:
+    """Tell nothing of who served where several ranks share an address: it was the one asked for, or a replay elsewhere."""
+    ranks = Counter(server.address for server in fleet if server.rank is not None)
+    return tuple(s if ranks[s.address] < 2 or s.rank is None else replace(s, served=()) for s in fleet)
 
 
 def _server(worker: Worker, ips: tuple[str, ...], ambiguous: bool) -> Server:
@@ -98,7 +107,7 @@ def _server(worker: Worker, ips: tuple[str, ...], ambiguous: bool) -> Server:
         served = tuple(
             _last(Address(host=_host(ip), port=address.port)) for ip in sorted(set(ips)) if _is_ip(ip)
         )
-    return Server(id=worker.id, address=address, served=served)
+    return Server(id=worker.id, address=address, rank=worker.rank, served=served)
 
 
 def _last(address: Address) -> str:

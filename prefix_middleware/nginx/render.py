@@ -69,6 +69,7 @@ def _values(settings: Settings, options: NginxOptions) -> dict[str, Any]:
         "header": settings.header,
         "variable": settings.header.lower().replace("-", "_"),
         "servers": fleet,
+        "ranked": any(server.rank is not None for server in fleet),
         "groups": [_group(fleet, number) for number in range(len(fleet))],
         "zone_kib": _zone_kib(len(fleet)),
         "map_hash_max_size": 16 * len(fleet),  # at the default, 2048, nginx warns from some 3,000 ids on
@@ -76,9 +77,12 @@ def _values(settings: Settings, options: NginxOptions) -> dict[str, Any]:
 
 
 def _group(fleet: tuple[Server, ...], number: int) -> dict[str, Any]:
-    count = min(_BACKUPS, len(fleet) - 1)
-    backups = [fleet[(number + step) % len(fleet)] for step in range(1, count + 1)]
-    return {"server": fleet[number], "backups": backups, "zone_kib": _zone_kib(count + 1)}
+    rotated = {
+        server.address: server for server in (*fleet[number + 1 :], *fleet[:number])
+    }  # once an address
+    others = [server for address, server in rotated.items() if address != fleet[number].address]
+    backups = others[:_BACKUPS]
+    return {"server": fleet[number], "backups": backups, "zone_kib": _zone_kib(len(backups) + 1)}
 
 
 def _zone_kib(count: int) -> int:

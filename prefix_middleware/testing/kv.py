@@ -42,6 +42,11 @@ class KvCache:
         while len(self._held) > self.blocks:
             self._held.popitem(last=False)
 
+    @property
+    def tokens(self) -> int:
+        """Tokens that it has room for."""
+        return self.blocks * TOKENS_PER_BLOCK
+
     def reset(self) -> None:
         """Forget everything."""
         self._held.clear()

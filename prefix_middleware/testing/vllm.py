@@ -1,7 +1,8 @@
 """A fake vLLM worker: the OpenAI-compatible API over a prefix cache and an engine that takes its time.
 
 GET /__log       the API requests seen, in order of arrival
-POST /__control  {"fail": 500 | 503 | null, "delay_seconds": 0, "hang": false, "reset_cache": true}
+POST /__control  {"fail": 500 | 503 | null, "delay_seconds": 0, "hang": false, "reset_cache": true,
+                  "sleep": 0 | 1 | 2 | null}
                  touches only the API: /health and /metrics of a draining vLLM go on answering, too
 """
 
@@ -62,14 +63,16 @@ class FakeWorker:
         tokens_per_second: float = 4000.0,
         ms_per_token: float = 5.0,
         max_model_len: int = 32_768,
+        caching: bool = True,
+        tells_start: bool = True,
     ) -> None:
         self.worker_id = worker_id
-        self.engine = Engine(kv_blocks, tokens_per_second, ms_per_token)
+        self.engine = Engine(kv_blocks, tokens_per_second, ms_per_token, caching=caching)
         self.seen: deque[Seen] = deque(maxlen=_LOG_LIMIT)
         self.fail: int | None = None
         self.delay_seconds = 0.0
         self.hang = False
-        self.started = time.time()
+        self.started = time.time() if tells_start else None  # vLLM with several API servers does not say
         self._models = tuple(models)
         self._max_model_len = max_model_len
         self._count = 0
@@ -113,6 +116,8 @@ class FakeWorker:
         self.hang = bool(wish.get("hang", self.hang))
         if wish.get("reset_cache"):
             self.engine.kv.reset()
+        if "sleep" in wish:
+            self.engine.sleep(wish["sleep"])
         return {"fail": self.fail, "delay_seconds": self.delay_seconds, "hang": self.hang}
 
     async def _serve(self, api: Api, scope: Scope, receive: Receive, send: Send) -> None:
@@ -146,6 +151,7 @@ class FakeWorker:
             await anyio.sleep(self.delay_seconds)
             if self.hang:
                 await anyio.sleep_forever()
+            await self.engine.awake()
             if self.fail:
                 await _send_error(send, seen, self.fail, "InternalServerError", "the worker was told to fail")
                 return

@@ -1,6 +1,7 @@
 """Request bodies and canonical prompts, short to write in a test."""
 
 import json
+from random import Random
 from typing import Any
 
 from prefix_middleware.core.blocks import HashedPrompt, Hasher
@@ -64,6 +65,11 @@ def tool(name: str = "f", **fields: Any) -> Json:
 def image(url: str) -> Json:
     """Return an image part of the chat API."""
     return {"type": "image_url", "image_url": {"url": url}}
+
+
+def words(rng: Random, length: int) -> str:
+    """Return so many characters that nobody else has."""
+    return rng.randbytes(length // 2 + 1).hex()[:length]
 
 
 HASHER = Hasher(None, 1024 * 1024)

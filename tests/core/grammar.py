@@ -21,7 +21,7 @@ def typed(value: object) -> object:
         return ("object", *((key, typed(item)) for key, item in value.items()))
     if isinstance(value, list):
         return ("array", *map(typed, value))
-    return type(value).__name__, value
+    return type(value).__name__, repr(value) if isinstance(value, float) else value
 
 
 def parse(data: bytes) -> Structure:
@@ -71,11 +71,68 @@ def normalise_chat(request: Json) -> Structure:
     return [*arguments, *tools, *(entry for message in request["messages"] for entry in _message(message))]
 
 
-def _tool(function: Json) -> tuple[Any, ...]:
-    declared = ("name", "description", "parameters")
+def normalise_messages(request: Json) -> Structure:
+    """Return the structure that an Anthropic request should have."""
+    system = request.get("system") or ""
+    if isinstance(system, list):
+        system = "".join(block["text"] for block in system)
+    tools = [_tool(tool, "input_schema") for tool in request.get("tools") or []]
+    first: Structure = [("role", "system"), ("text", system)] if system else []
+    return [*tools, *first, *(entry for turn in request["messages"] for entry in _turn(turn))]
+
+
+def _turn(turn: Json) -> Iterator[tuple[Any, ...]]:
+    blocks = turn["content"]
+    if isinstance(blocks, str):
+        yield from _message(turn)
+        return
+    rest = [block for block in blocks if block["type"] != "tool_result"]
+    for block in blocks:
+        if block["type"] == "tool_result":
+            yield from _message({"role": "tool", "content": block.get("content")})
+    if rest or not blocks:
+        yield from _message({"role": turn["role"], "content": rest})
+
+
+def normalise_responses(request: Json) -> Structure:
+    """Return the structure that a Responses request should have."""
+    tools = [_tool({k: v for k, v in tool.items() if k != "type"}) for tool in request.get("tools") or []]
+    said = request["input"]
+    items = [{"role": "user", "content": said}] if isinstance(said, str) else said
+    if request.get("instructions"):
+        items = [{"role": "system", "content": request["instructions"]}, *items]
+    return [*tools, *(entry for item in items for entry in _item(item))]
+
+
+def _item(item: Json) -> Iterator[tuple[Any, ...]]:
+    kind = item.get("type", "message")
+    if kind == "message":
+        yield from _message({"role": item["role"], "content": item["content"]})
+    elif kind == "function_call":
+        yield "role", "assistant"
+        yield "call", item["name"], _arguments(item["arguments"])
+    elif kind == "function_call_output":
+        yield from _message({"role": "tool", "content": item["output"]})
+    elif kind == "reasoning":
+        yield "role", "assistant"
+        yield from (("think", t["text"]) for t in item.get("content") or item["summary"] if t["text"])
+    else:
+        yield "role", kind
+        rest = {k: v for k, v in item.items() if k not in ("id", "status", "type") and v is not None}
+        yield "other", typed(rest)
+
+
+def normalise_completion(request: Json) -> Structure:
+    """Return the structure that a completion of text should have."""
+    prompt = request["prompt"]
+    return [("text", prompt if isinstance(prompt, str) else prompt[0])]
+
+
+def _tool(function: Json, schema: str = "parameters") -> tuple[Any, ...]:
+    declared = ("name", "description", schema, "cache_control")
     extras = {k: v for k, v in function.items() if k not in declared and v is not None}
     head = function["name"], function.get("description") or ""
-    return "tool", *head, typed(function.get("parameters")), typed(extras)
+    return "tool", *head, typed(function.get(schema)), typed(extras)
 
 
 def _message(message: Json) -> Iterator[tuple[Any, ...]]:
@@ -84,19 +141,27 @@ def _message(message: Json) -> Iterator[tuple[Any, ...]]:
         yield "think", reasoning
     content = message.get("content") or []
     parts = [{"type": "text", "text": content}] if isinstance(content, str) else content
+    parts = [part for part in parts if part["type"] != "redacted_thinking"]
     if len(parts) > 1 or (parts and parts[0].get("text") != ""):
-        yield from (_part(part) for part in parts)
+        yield from (entry for part in parts for entry in _part(part))
     for call in message.get("tool_calls") or []:
         yield "call", call["function"]["name"], _arguments(call["function"]["arguments"])
 
 
-def _part(part: Json) -> tuple[Any, ...]:
-    if part["type"] == "text":
-        return "text", part["text"]
-    if part["type"] == "image_url":
+def _part(part: Json) -> Iterator[tuple[Any, ...]]:
+    part = {key: value for key, value in part.items() if key != "cache_control"}
+    kind = part["type"]
+    if kind in ("text", "input_text", "output_text"):
+        yield "text", part["text"]
+    elif kind == "thinking":
+        yield from [("think", part["thinking"])] if part["thinking"] else []
+    elif kind == "tool_use":
+        yield "call", part["name"], typed(part["input"])
+    elif kind in ("image_url", "image", "input_image"):
         value = json.dumps(part, separators=(",", ":"), ensure_ascii=False)
-        return "media", "image_url", blake3(value.encode("utf-8", "surrogatepass")).hexdigest(16)
-    return "other", typed(part)
+        yield "media", kind, blake3(value.encode("utf-8", "surrogatepass")).hexdigest(16)
+    else:
+        yield "other", typed(part)
 
 
 def _arguments(text: str) -> object:

@@ -18,7 +18,7 @@ TEXTS = st.text(
 NAMES = st.text("abcdef_", min_size=1, max_size=6)
 INTEGERS = st.integers(-(2**63), 2**63 - 1)
 VALUES: st.SearchStrategy[Any] = st.recursive(
-    st.none() | st.booleans() | INTEGERS | TEXTS,
+    st.none() | st.booleans() | INTEGERS | st.floats() | TEXTS,
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXTS, inner, max_size=3),
     max_leaves=8,
 )

@@ -193,7 +193,7 @@ def test_a_match_saves_the_media_that_end_within_it(
 def test_a_hashed_prompt_carries_the_rest_along() -> None:
     """Model, cache switch and requested output reach the router unchanged."""
     prompt = PLAIN.hash(CanonicalPrompt(b"xyz", "m", reads_cache=False, output_tokens=9))
-    expected: dict[str, Any] = {"model": "m", "reads_cache": False, "output_tokens": 9}
+    expected: dict[str, Any] = {"model": "m", "reads_cache": False, "output_tokens": 9, "text_bytes": 3}
     assert prompt == HashedPrompt((), (0,), prompt.end, None, 1, **expected)
 
 

@@ -84,6 +84,91 @@ def test_a_restart_begins_with_an_empty_cache() -> None:
     assert matches(index, "abcd", "e", "fgh") == [0, 1, 3]
 
 
+def test_a_capacity_that_becomes_known_counts_what_is_there() -> None:
+    """Learned at run time: the oldest of what was recorded before goes at once, and the rest counts from then on."""
+    index = index_of(None)
+    keep(index, "ab", "cd", "ef")
+    index.set_capacity("w1", 400)
+    learned = matches(index, "ab", "cd", "ef")
+    keep(index, "cd", "g", now=5.0)
+    assert (learned, matches(index, "cd", "ef", "g")) == ([0, 2, 2], [2, 0, 1])
+
+
+def test_a_cache_may_grow_and_shrink() -> None:
+    """Less room kills the oldest at once; more brings nothing back; what is dead takes no room."""
+    index = index_of(600)
+    keep(index, "ab", "cd", "ef")
+    found = []
+    for tokens, prompt in ((500, ""), (500, "x"), (1000, "ab"), (300, "")):
+        index.set_capacity("w1", tokens)
+        keep(index, *([prompt] if prompt else []), now=7.0)
+        found.append(matches(index, "ab", "cd", "ef", "x"))
+    assert found == [[0, 2, 2, 0], [0, 2, 2, 1], [2, 2, 2, 1], [2, 0, 0, 1]]
+
+
+def test_a_capacity_that_is_forgotten_kills_nothing_more_until_it_is_known_again() -> None:
+    """A worker that stops saying how large its cache is is one that never said."""
+    index = index_of(300)
+    keep(index, "ab", "c")
+    index.set_capacity("w1", None)
+    keep(index, "de", "fg", now=5.0)
+    unlimited = matches(index, "ab", "c", "de", "fg")
+    index.set_capacity("w1", 300)
+    assert (unlimited, matches(index, "ab", "c", "de", "fg")) == ([2, 1, 2, 2], [0, 0, 0, 2])
+
+
+def test_generated_tokens_from_before_a_capacity_was_known_count() -> None:
+    """An answer lies in the cache whether or not we knew its size when it was written."""
+    index = index_of(None)
+    keep(index, "ab")
+    index.grow(index.record([b"c"], "w1", 1.0, 1.0, LENGTHS), 250)
+    index.set_capacity("w1", 400)
+    assert matches(index, "ab", "c") == [0, 1]
+
+
+def test_a_record_that_lost_all_its_blocks_takes_no_room() -> None:
+    """The same prompt again: its generated tokens of the first time go with the record that they belonged to."""
+    index = index_of(400)
+    first = index.record([b"a", b"ab"], "w1", 1.0, 0.0, LENGTHS)
+    index.grow(first, 150)
+    index.record([b"a", b"ab"], "w1", 1.0, 1.0, LENGTHS)
+    index.grow(first, 500)
+    keep(index, "cd", now=2.0)
+    assert matches(index, "ab", "cd") == [2, 2]
+
+
+def test_what_the_index_has_evicted_takes_no_room() -> None:
+    """Of a worker's records only those count that the index still has, however small its own bound is."""
+    index = PrefixIndex(4, 5400.0)
+    index.set_epoch("w1", 1.0)
+    index.set_capacity("w1", 500)
+    keep(index, "ab", "cd", "ef")
+    keep(index, "e", now=5.0)
+    assert matches(index, "ab", "cd", "ef") == [0, 2, 2]
+
+
+def test_an_older_epoch_that_comes_back_brings_nothing_back() -> None:
+    """A clock that was set back: what was recorded in that epoch before has holes by now, and matches nothing."""
+    index = index_of(400)
+    keep(index, "abc", "x")
+    index.set_epoch("w1", 2.0)
+    index.record([b"a"], "w1", 2.0, 5.0, LENGTHS)
+    index.set_epoch("w1", 1.0)
+    keep(index, "a", "de", now=6.0)
+    assert matches(index, "abc", "x", "de") == [1, 0, 2]
+
+
+def test_a_block_that_comes_again_with_another_length_is_counted_by_the_new_one() -> None:
+    """Lengths are estimates: what a record owned goes with its blocks, neither more nor less."""
+    index = index_of(400)
+    index.record([b"a", b"ab"], "w1", 1.0, 0.0, (100, 100))
+    index.record([b"a", b"ab"], "w1", 1.0, 1.0, (150, 150))
+    keep(index, "c", now=2.0)
+    fits = matches(index, "ab", "c")
+    keep(index, "d", now=3.0)
+    assert (fits, matches(index, "ab", "c", "d")) == ([2, 1], [0, 1, 1])
+
+
 def test_what_matches_always_fits() -> None:
     """Whatever is recorded again and again, the blocks that match are never more than the cache holds."""
     rng, index = random.Random(3), index_of(1200)

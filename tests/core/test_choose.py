@@ -187,8 +187,9 @@ def test_a_decision_carries_every_figure() -> None:
     """The line and the host read the same numbers: worker, loads, allowance and what was matched where."""
     hit = described(situation(8192, [worker("w2", 1, 4), worker("w3", 5)], worker("w1", 2, 60)))
     assert hit == Decision(
-        reason="hit", worker="w1", matched_blocks=60, blocks=64, matched_tokens=7680, tokens=8192, slots=2,
-        min_slots=1, slack=14, load=2000.0, base_load=1000.0, allowance=14_336.0, model="m", policy="tokens",
+        reason="hit", worker="w1", matched_blocks=60, blocks=64, matched_tokens=7680, best_tokens=7680,
+        tokens=8192, slots=2, min_slots=1, slack=14, load=2000.0, base_load=1000.0, allowance=14_336.0,
+        model="m", policy="tokens",
     )  # fmt: skip
 
 
@@ -196,8 +197,8 @@ def test_a_busy_decision_names_who_keeps_the_match() -> None:
     """Blocks are those of the previous worker; the tokens saved are those on the chosen one."""
     busy = described(situation(8192, [worker("w2", 0, 1), worker("w3", 5)], worker("w1", 30, 60)))
     assert busy == Decision(
-        reason="busy", worker="w2", previous="w1", matched_blocks=60, blocks=64, matched_tokens=128, tokens=8192,
-        slots=0, min_slots=0, slack=15, load=0.0, base_load=0.0, allowance=15_104.0, model="m", policy="tokens",
+        reason="busy", worker="w2", previous="w1", matched_blocks=60, blocks=64, matched_tokens=128, best_tokens=7680,
+        tokens=8192, slots=0, min_slots=0, slack=15, load=0.0, base_load=0.0, allowance=15_104.0, model="m", policy="tokens",
     )  # fmt: skip
 
 

@@ -6,8 +6,8 @@ import threading
 from prefix_middleware.core.blocks import Hasher
 from prefix_middleware.core.canonical import CanonicalPrompt
 from prefix_middleware.core.choose import Decision, line
+from prefix_middleware.core.outbox import OUTBOX_UPDATES
 from prefix_middleware.core.reservation import Reservation
-from prefix_middleware.core.router import OUTBOX_UPDATES
 from tests.core.bodies import chat, hashed, prompt_of, system, user
 from tests.core.routing import NOW, WORKERS, counters, held, idle, kinds, make_router, route, serve
 

@@ -18,7 +18,8 @@ DUE = NOW + 0.05
 def fact(kind: type[Record], number: int = 7, worker: str = "w1", epoch: float = 1.0) -> Update:
     """Return what another gateway would publish about PROMPT."""
     hashes = b"".join(PROMPT.hashes)
-    found = kind(number, worker, epoch, hashes, PROMPT.end, PROMPT.tokens, 0, PROMPT.tokens)
+    figures = PROMPT.tokens, 0, PROMPT.tokens, PROMPT.text_bytes
+    found = kind(number, worker, epoch, hashes, PROMPT.end, *figures)
     assert isinstance(found, Provisional | Confirmed)
     return found
 

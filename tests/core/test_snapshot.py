@@ -201,8 +201,8 @@ def test_figures_that_are_none_are_refused(worker: tuple[str, float, float]) -> 
 
 def test_numbers_that_point_nowhere_are_misses() -> None:
     """A block of a stamp that is not there, and a stamp of a holder that is not there."""
-    far = (7).to_bytes(4, "little")
-    for columns in ((NUMBER, far, FOUR, FOUR, FOUR, FOUR, FOUR), (NUMBER, FOUR, far, FOUR, FOUR, FOUR, FOUR)):
+    far, one = ((n).to_bytes(4, "little") for n in (7, 1))
+    for columns in ((NUMBER, far, FOUR, FOUR, FOUR, FOUR, one), (NUMBER, FOUR, far, FOUR, FOUR, FOUR, one)):
         target = take_over(
             known(), Snapshot([("w1", 0.0)], [], *(memoryview(column) for column in columns)), 0.0, 0.0
         )

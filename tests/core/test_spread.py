@@ -7,13 +7,8 @@ from random import Random
 import pytest
 
 from prefix_middleware.core.blocks import HashedPrompt
-from tests.core.bodies import HASHER, Json, assistant, chat, hashed, prompt_of, system, user
+from tests.core.bodies import HASHER, Json, assistant, chat, hashed, prompt_of, system, user, words
 from tests.core.routing import NOW, WORKERS, make_router, route, serve
-
-
-def words(rng: Random, length: int) -> str:
-    """Return so many characters that nobody else has."""
-    return rng.randbytes(length // 2 + 1).hex()[:length]
 
 
 def spread(prompts: Sequence[HashedPrompt], seed: int = 1) -> Counter[str]:

@@ -57,7 +57,7 @@ class Rig:
     """A router, and the health of one worker of it at a port that may be served or not."""
 
     def __init__(self, port: int) -> None:
-        worker = Worker("w1", f"http://127.0.0.1:{port}/")
+        self.worker = worker = Worker("w1", f"http://127.0.0.1:{port}/")
         options: dict[str, Any] = {"index_blocks": 1000, "ttl_seconds": 100}
         self.router = Router([worker], policy="tokens", figures=Figures(), **options)
         self.state = self.router.fleet.states["w1"]

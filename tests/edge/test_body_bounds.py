@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import pytest
 from starlette.types import Message, Receive, Scope, Send
 
-from prefix_middleware.body import MAX_MESSAGES
+from prefix_middleware.body import MAX_MESSAGES, MESSAGE_BYTES
 from tests.edge.asgi import (
     LEFT,
     Boom,
@@ -104,7 +104,7 @@ async def test_the_process_holds_no_more_than_its_cap(silent_port: int) -> None:
         await read(receive)
         headers.append(sent_headers(scope))
 
-    settings = settings_for(silent_port, ["w1"], max_buffered_bytes=4096)
+    settings = settings_for(silent_port, ["w1"], max_buffered_bytes=4400)
     async with mounted(host, settings) as middleware:
         slow, quick, later = (
             Client(*pieces(chat("x" * 3800), [3700])[:1]),
@@ -113,7 +113,7 @@ async def test_the_process_holds_no_more_than_its_cap(silent_port: int) -> None:
         )
         holding = asyncio.create_task(middleware(http_scope(), slow.receive, slow.send))
         await asyncio.wait_for(slow.waiting.wait(), 20)
-        assert middleware._runtime.buffered.held_bytes == 3700
+        assert middleware._runtime.buffered.held_bytes == 3700 + MESSAGE_BYTES
         await middleware(http_scope(), quick.receive, quick.send)
         assert skips_of(middleware) == {"too_large": 1}
         slow.leave()
@@ -121,6 +121,18 @@ async def test_the_process_holds_no_more_than_its_cap(silent_port: int) -> None:
         await middleware(http_scope(), later.receive, later.send)
         assert_nothing_left(middleware)
         assert (headers, skips_of(middleware)) == ([[], [], [b"w1"]], {"too_large": 1, "unparsable": 1})
+
+
+async def test_what_messages_cost_counts_as_held(silent_port: int) -> None:
+    """A body in single bytes costs its messages: the bound of a process holds for what is held, not for what it says."""
+    client = Client(*pieces(chat("x" * 5000), [1] * 4000))
+    watcher = Watcher(client)
+    async with mounted(
+        watcher, settings_for(silent_port, max_buffered_bytes=100 * MESSAGE_BYTES)
+    ) as middleware:
+        await middleware(http_scope(), client.receive, client.send)
+        assert_nothing_left(middleware)
+        assert (watcher.receives, skips_of(middleware)) == (100, {"too_large": 1})
 
 
 async def test_a_cancellation_while_holding_leaves_at_once(silent_port: int) -> None:
@@ -134,7 +146,7 @@ async def test_a_cancellation_while_holding_leaves_at_once(silent_port: int) -> 
     async with mounted(host, settings_for(silent_port)) as middleware:
         task = asyncio.create_task(middleware(http_scope(), client.receive, client.send))
         await asyncio.wait_for(client.waiting.wait(), 20)
-        assert middleware._runtime.buffered.held_bytes == 400
+        assert middleware._runtime.buffered.held_bytes == 400 + MESSAGE_BYTES
         task.cancel()
         await asyncio.wait([task], timeout=20)
         assert (task.cancelled(), called) == (True, [])

@@ -100,6 +100,14 @@ async def test_a_file_sent_by_path_starts_and_ends(silent_port: int) -> None:
     assert host.seen == [(WAITING, False), (WAITING, False), (IDLE, True)]
 
 
+async def test_a_file_sent_in_parts_starts_with_the_first_and_ends_with_the_last(silent_port: int) -> None:
+    """http.response.zerocopysend is a part of a body, and may be mixed with others."""
+    part = {"type": "http.response.zerocopysend", "file": 3, "count": 5}
+    host = Answer(start(), {**part, "more_body": True}, chunk(b"a"), part)
+    await host.run(silent_port)
+    assert host.seen[2:] == [(RUNNING, True), (RUNNING, True), (IDLE, True)]
+
+
 async def test_a_second_answer_and_late_messages_change_nothing(silent_port: int) -> None:
     """A host that goes on after its last chunk is counted out once."""
     late = [start(500), chunk(b"x"), chunk(b"y", more=False)]
@@ -109,16 +117,17 @@ async def test_a_second_answer_and_late_messages_change_nothing(silent_port: int
     assert [id(message) for message in client.sent] == [id(message) for message in host.messages]
 
 
+@pytest.mark.parametrize("form", [bytes, bytearray, memoryview])
 @pytest.mark.parametrize(
     ("kind", "tokens"), [(b"text/event-stream; charset=utf-8", 4), (b"application/json", 10), (None, 10)]
 )
 async def test_generated_tokens_are_estimated_from_what_passes(
-    silent_port: int, monkeypatch: pytest.MonkeyPatch, kind: bytes | None, tokens: int
+    silent_port: int, monkeypatch: pytest.MonkeyPatch, kind: bytes | None, tokens: int, form: type
 ) -> None:
-    """An event of a stream is a token; of any other answer four bytes of a chunk are."""
+    """An event of a stream is a token; of any other answer four bytes of a chunk are, in whatever form it is sent."""
     given: list[int] = []
     chunks = [b"data: a\n\n", b"", b"data: b\n\ndata: c\n\n", b"data: [DONE]\n\n  "]
-    messages = [chunk(body, more=i < 3) for i, body in enumerate(chunks)]
+    messages = [chunk(form(body), more=i < 3) for i, body in enumerate(chunks)]
     host = Answer({**start(), "headers": [(b"Content-Type", kind)] if kind else []}, *messages)
     finish = Router.finish
 

@@ -56,6 +56,7 @@ ACCEPTED: dict[str, list[Any]] = {
     "model_aliases": [{}, {"fast": "org/model", "slow": "org/model"}],
     "tenant_header": [None, "X-Tenant", "authorization"],
     "front_fields": [(), ("reasoning_effort", "thinking")],
+    "merge_system": [(), ("qwen", "m")],
     "kv_tokens": [None, 1_000, 300_000],
     "max_in_flight": [1, 256, 100_000],
 }
@@ -136,6 +137,7 @@ REFUSED: dict[str, list[Any]] = {
     "model_aliases": [None, [], "a=b", {"": "a"}, {"a": ""}, {1: "a"}, {"a": None}],
     "tenant_header": ["", "a b", "a\n", "é", "a" * 65, 1],
     "front_fields": [None, "thinking", ["thinking"], (1,)],
+    "merge_system": [None, "qwen", ["qwen"], (1,)],
     "kv_tokens": [0, 999, 10**12 + 1, 1e6, True, "1000"],
     "max_in_flight": [0, -1, 100_001, 1.0, None, True],
 }

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from prefix_middleware.core.router import OUTBOX_UPDATES, PROVISIONAL_DELAY_SECONDS
+from prefix_middleware.core.outbox import OUTBOX_UPDATES, PROVISIONAL_DELAY_SECONDS
 from prefix_middleware.core.updates import Confirmed, Provisional
 from prefix_middleware.peer import PATIENT_SECONDS
 from tests.mirror.fleet import Gateway

@@ -12,7 +12,7 @@ from prefix_middleware.core.updates import Gauge
 from prefix_middleware.mirror import link
 from prefix_middleware.mirror.redis import RedisMirror
 from prefix_middleware.mirror.store import connected, reason_of, shown_url
-from prefix_middleware.mirror.wire import Wire
+from prefix_middleware.mirror.wire import VERSION, Wire
 from tests.mirror.peer import FINGERPRINT, FakePeer, carrying, confirmed, until, until_heard, until_length
 from tests.mirror.proxy import proxy_to
 from tests.services import RedisServer, redis_server
@@ -76,7 +76,7 @@ async def test_another_fingerprint_is_counted_and_ignored(redis: RedisServer) ->
 
 async def test_garbage_is_counted_and_later_entries_still_apply(redis: RedisServer) -> None:
     """One damaged entry costs one entry, in either stream, also while replaying."""
-    garbage = b"\x02d" + FINGERPRINT + b"\xc1\xff"
+    garbage = bytes([VERSION]) + b"d" + FINGERPRINT + b"\xc1\xff"
     for stream in (DECISIONS, GAUGES):
         await redis_command(redis, "XADD", stream, "*", "d", garbage)
     a, b = FakePeer("a"), FakePeer("b")

@@ -5,11 +5,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from prefix_middleware.core.facts import EngineFacts, Facts
 from prefix_middleware.core.updates import (
     Confirmed,
     Gauge,
     Notice,
     Provisional,
+    Said,
     Suspect,
     Tally,
     Update,
@@ -20,21 +22,25 @@ from tests.mirror.peer import FINGERPRINT, confirmed
 
 WIRE = Wire(FINGERPRINT)
 EVERY_UPDATE: list[Update] = [
-    Provisional(7, "w1", 1.5, b"\x11" * 16, b"\x22" * 8, 300, 100, 200),
-    Confirmed(7, "w1", 1.5, b"\x11" * 16, b"\x22" * 8, 300, 100, 200),
+    Provisional(7, "w1", 1.5, b"\x11" * 16, b"\x22" * 8, 300, 100, 200, 1200),
+    Confirmed(7, "w1", 1.5, b"\x11" * 16, b"\x22" * 8, 300, 100, 200, 1200),
     Withdrawn(8),
     Notice("w2", 1.5, 2.5),
     Suspect("w3", 1.5, 4.0),
+    Said(
+        "w1", True, Facts(1.5, (EngineFacts(engine="0", model="m", caching=True, block_size=16, requests=9),))
+    ),
 ]
 GAUGES = [Gauge("w1", 1.5, 3, 4000, 5000)]
 TALLY = Tally(900, 800, 70)
 GOLDEN_DECISIONS = bytes.fromhex(
-    "0364" + FINGERPRINT.hex() + "94a26f3106cd05dc95"
-    "99a17007a27731cb3ff8000000000000c41011111111111111111111111111111111c4082222222222222222cd012c64ccc8"
-    "99a16307a27731cb3ff8000000000000c41011111111111111111111111111111111c4082222222222222222cd012c64ccc8"
+    "0364" + FINGERPRINT.hex() + "94a26f3106cd05dc96"
+    "9aa17007a27731cb3ff8000000000000c41011111111111111111111111111111111c4082222222222222222cd012c64ccc8cd04b0"
+    "9aa16307a27731cb3ff8000000000000c41011111111111111111111111111111111c4082222222222222222cd012c64ccc8cd04b0"
     "92a17708"
     "94a16ea27732cb3ff8000000000000cb4004000000000000"
     "94a173a27733cb3ff8000000000000cb4010000000000000"
+    "94a166a27731c392cb3ff800000000000091dc0010a130a16dc310c0c0c0c00000c0c209c0c0c0"
 )
 GOLDEN_GAUGES = bytes.fromhex(
     "0367" + FINGERPRINT.hex() + "93a26f319195a27731cb3ff800000000000003cd0fa0cd138893cd0384cd032046"
@@ -111,6 +117,13 @@ RECORD = ["c", 1, "w1", 1.0, b"", b"12345678", 1, 0, 1]
         ["n", "w" * 33, 1.0, 2.0],
         ["s", "w1", 1.0, float("inf")],
         ["s", "w1", 1.0, -1.0],
+        ["c", 1, "w1", 1.0, b"", b"12345678", 1, 0, 1, -1],
+        ["f", "w" * 33, True, []],
+        ["f", "w1", True, [float("nan")]],
+        ["f", "w1", True, [None, [["0"]] * 129]],
+        ["f", "w1", True, [None, [["0", "m", True, -16]]]],
+        ["f", "w1", True, [None, [["0", "m", True, 16, None, None, None, None, 2**40]]]],
+        ["f", "w1", 1, []],
         ["x", 1],
         7,
     ],

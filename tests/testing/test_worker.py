@@ -194,11 +194,16 @@ def test_metrics_are_those_a_vllm_server_exports(fresh: Running) -> None:
         "vllm:prefix_cache_hits_total": engine,
         "vllm:prompt_tokens_total": engine,
         "vllm:generation_tokens_total": engine,
+        "vllm:request_success_total": engine | {"finished_reason": "abort"},
+        "vllm:engine_sleep_state": engine | {"sleep_state": "discard_all"},
         "vllm:cache_config_info": {
             "block_size": "16",
             "enable_prefix_caching": "True",
             "engine": "0",
+            "kv_cache_size_tokens": "8000",
             "mamba_cache_mode": "none",
             "num_gpu_blocks": "500",
+            "prefix_match_unit": "None",
+            "sliding_window": "None",
         },
     }
