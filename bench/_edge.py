@@ -73,7 +73,7 @@ async def ask(app: ASGIApp, body: bytes) -> dict[str, Any]:
     return scope
 
 
-async def _until_ready(app: ASGIApp, body: bytes) -> None:
+async def until_ready(app: ASGIApp, body: bytes) -> None:
     """Ask until every worker has been polled and requests are routed."""
     deadline = asyncio.get_running_loop().time() + _READY_SECONDS
     while True:
@@ -92,7 +92,7 @@ async def _ask_all(app: ASGIApp, bodies: list[bytes]) -> None:
 
 
 @contextmanager
-def _silent_log() -> Iterator[None]:
+def silent_log() -> Iterator[None]:
     """Keep our lines off this screen, and undo what the setting `log` does to the logger."""
     silent = logging.NullHandler()
     _LOGGER.addHandler(silent)
@@ -130,14 +130,14 @@ def added_over_endpoint(scale: Scale, *, logged: bool) -> float:
     bodies = [chat.body for chat in conversations(KB, scale.bodies * 2)]
     bare = Starlette(routes=[Route(PATH, _endpoint, methods=["POST"])])
     line = Starlette(routes=[Route(PATH, _endpoint, methods=["POST"])])
-    with _silent_log(), asyncio.Runner() as runner:
+    with silent_log(), asyncio.Runner() as runner:
         stack = AsyncExitStack()
         try:
             port = runner.run(stack.enter_async_context(healthy_worker()))
             settings = settings_for(port, log="line" if logged else "host")
             line.add_middleware(PrefixMiddleware, settings=settings)
             runner.run(stack.enter_async_context(_lifespan(line)))
-            runner.run(_until_ready(line, bodies[0]))
+            runner.run(until_ready(line, bodies[0]))
             with_line = Side(lambda: runner.run(_ask_all(line, bodies)), len(bodies))
             without = Side(lambda: runner.run(_ask_all(bare, bodies)), len(bodies))
             return paired_ratio(with_line, without, scale.rounds) - 1

@@ -25,9 +25,9 @@ def free_port() -> int:
     return port
 
 
-def wait_for_port(port: int) -> None:
-    """Return once something listens on the loopback port; raises Skipped when nothing does in time."""
-    deadline = time.monotonic() + _START_SECONDS
+def wait_for_port(port: int, seconds: float = _START_SECONDS) -> None:
+    """Return once something listens on the loopback port; raises Skipped when nothing does in so many seconds."""
+    deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         with socket.socket() as sock:
             sock.settimeout(0.2)
