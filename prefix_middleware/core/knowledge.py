@@ -32,6 +32,7 @@ from prefix_middleware.core.workers import Fleet, Worker, WorkerState
 
 _NOTHING: Final = Facts()
 _FRESH_POLLS: Final = 2
+_MAX_NAMES: Final = 4096  # of models; beyond them somebody makes them up, and all are learned anew
 _FRESH_SECONDS: Final = 10.0  # a record older than this was counted when it was made, or never
 
 
@@ -88,6 +89,8 @@ class Knowledge:
 
     def _name_models(self, state: WorkerState) -> None:
         model = self._facts.get(state.id, _NOTHING).model
+        if len(self._models) > _MAX_NAMES:
+            self._models.clear()
         if model:
             self._models |= dict.fromkeys((*(state.models or ()), model), model)
 

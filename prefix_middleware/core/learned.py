@@ -17,6 +17,7 @@ MAX_CREDIT: Final = 1.5  # the reply to the earlier prompt lies in the cache, to
 NO_CREDIT: Final = 0.1
 """Below it a worker counts as one that holds nothing."""
 
+_MAX_MODELS: Final = 256  # beyond them somebody makes them up, and all are learned anew
 _STEP: Final = 0.05  # of bytes per token: few different figures, so that tables of them can be kept
 _PRIOR_TOKENS: Final = 2_000.0  # what the first guess weighs
 _MAX_TOKENS: Final = 1_000_000.0  # remembered for bytes per token
@@ -115,6 +116,9 @@ class Learned:
         return _deliver(ledger, window, hits if explained else min(hits, window.matched_tokens))
 
     def _weigh(self, model: str, text_bytes: int, tokens: int) -> None:
+        if len(self._ratios) > _MAX_MODELS:
+            self._ratios.clear()
+            self.bytes_per_token.clear()
         ratio = self._ratios.setdefault(model, _Ratio())
         ratio.text_bytes += text_bytes
         ratio.tokens += tokens

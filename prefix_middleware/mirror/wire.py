@@ -39,6 +39,7 @@ _HEADER_BYTES: Final = 2 + FINGERPRINT_BYTES
 _MAX_GAUGES: Final = 65_536
 _MAX_HASHES_BYTES: Final = 4096 * HASH_BYTES
 _MAX_WORKER_CHARS: Final = 32
+_MAX_NAME_CHARS: Final = 300
 _MAX_COUNT: Final = 2**40
 _MAX_RECORD: Final = 2**63
 _MAX_SUSPECT_SECONDS: Final = 3600.0
@@ -178,6 +179,8 @@ def _are_facts(facts: Facts) -> bool:
     if len(facts.engines) > MAX_ENGINES:
         return False
     for engine in facts.engines:
+        if max(len(engine.engine), len(engine.model), len(engine.mamba_cache_mode or "")) > _MAX_NAME_CHARS:
+            return False
         sizes = engine.block_size, engine.match_unit, engine.sliding_window, engine.kv_tokens
         figures = *engine.counters, *sizes, engine.running, engine.waiting
         if not _are_counts(*(figure for figure in figures if figure is not None)):

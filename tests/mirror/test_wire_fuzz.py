@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from prefix_middleware.core.facts import EngineFacts, Facts
 from prefix_middleware.core.updates import HASH_BYTES, Gauge, Tally, Update
 from prefix_middleware.mirror.wire import (
     FINGERPRINT_BYTES,
@@ -45,7 +46,10 @@ BY_NAME: dict[str, st.SearchStrategy[Any]] = {
 BY_TYPE: dict[object, st.SearchStrategy[Any]] = {
     int: st.integers(0, 2**40 - 1) | st.integers(0, 9),
     float: st.sampled_from([1.0, 2.0, 0.0]) | st.floats(allow_nan=False, allow_infinity=False),
+    bool: st.booleans(),
+    str: st.text(max_size=300),
 }
+BY_TYPE |= {kind | None: st.none() | strategy for kind, strategy in BY_TYPE.items()}  # type: ignore[operator]
 HOSTILE: st.SearchStrategy[Any] = st.one_of(
     st.none(),
     st.booleans(),
@@ -86,6 +90,8 @@ def facts(kind: type[msgspec.Struct]) -> st.SearchStrategy[Any]:
     )
 
 
+BY_TYPE[tuple[EngineFacts, ...]] = st.lists(facts(EngineFacts), max_size=3).map(tuple)
+BY_TYPE[Facts] = facts(Facts)
 UPDATES = st.lists(st.one_of(*map(facts, KINDS)), max_size=6)
 GAUGES = st.lists(facts(Gauge), max_size=6)
 TALLIES = st.none() | facts(Tally)
@@ -121,12 +127,14 @@ def assert_sound(value: object, name: str = "") -> None:
     if isinstance(value, msgspec.Struct):
         for field in msgspec.structs.fields(value):
             assert_sound(getattr(value, field.name), field.name)
-    elif isinstance(value, list):
+    elif isinstance(value, list | tuple):
         for item in value:
             assert_sound(item)
     elif name == "worker":
         assert isinstance(value, str)
         assert 1 <= len(value) <= 32
+    elif isinstance(value, str):
+        assert len(value) <= 300
     elif isinstance(value, bytes):
         assert len(value) % HASH_BYTES == 0
         assert len(value) <= (HASH_BYTES if name == "end" else 4096 * HASH_BYTES)
@@ -136,7 +144,7 @@ def assert_sound(value: object, name: str = "") -> None:
         assert math.isfinite(value)
         assert name != "seconds" or 0 <= value <= 3600
     else:
-        assert value is None or name == "origin"
+        assert value is None
 
 
 @OURS
@@ -266,9 +274,11 @@ def test_reading_takes_memory_in_proportion_to_the_entry(filling: bytes, size: i
         assert peak <= 100 * len(data) + 100_000
 
 
+GIVEN: dict[str, Any] = {"worker": "w1", "hashes": b"\x11" * 16, "end": b"\x22" * 8, "ready": True}
+GIVEN["facts"] = Facts(7.0, (EngineFacts(engine="0", model="m", kv_tokens=7),))
 ONE_OF_EACH: list[Any] = [
     kind(**{
-        field.name: {"worker": "w1", "hashes": b"\x11" * 16, "end": b"\x22" * 8}.get(field.name, 7)
+        field.name: GIVEN.get(field.name, 7)
         for field in msgspec.structs.fields(kind)
     })
     for kind in KINDS
