@@ -118,7 +118,7 @@ class Knowledge:
         self._facts[state.id] = self._counted[state.id] = facts
         self._name_models(state)
         self._observe_cache(state, facts)
-        collapsed = self.learned.observe(state.id, facts, state.in_flight + state.others_in_flight)
+        collapsed = self.learned.observe(state.id, facts, state.in_flight + state.others_in_flight, now)
         self.fleet.set_credit(state, self.learned.credit(state.id))
         lost = not restarted and (collapsed or notice is not None or (facts.dropped and not before.dropped))
         if lost:
@@ -239,7 +239,7 @@ class Knowledge:
             self.hold(state, hashes, now - age)
             self.fleet.give(state, update.prompt_tokens, now - age, now)
             if age <= _FRESH_SECONDS:
-                self.learned.note(state.id, update.text_bytes, update.matched_tokens)
+                self.learned.note(state.id, update.text_bytes, update.matched_tokens, now - age)
 
 
 def _growth(before: Facts, facts: Facts) -> tuple[int, int]:

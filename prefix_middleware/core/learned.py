@@ -1,11 +1,13 @@
 """5. What requests and the workers' own counters say together: bytes per token, and how much of a match is delivered.
 
 1. Both sides are counted in windows that end where what is still on its way cannot distort them. Sums forget by amount.
-2. A window counts for bytes per token only if our requests explain all of the worker's, and no prompt of it holds media.
+2. A window counts for bytes per token only if our requests explain all of the worker's, and no prompt of it holds media; one in
+   which the worker has finished fewer than we know of says nothing at all. What is heard after its window is left out.
 3. Hits that collapse against predictions are a lost cache when that comes suddenly; when it stays so, the credit goes.
 4. Credit is measured on unweighted matches, so a worker without any earns it back from the traffic that load sends it.
 """
 
+import math
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -51,12 +53,16 @@ class _Ledger:
 
     window: _Window = field(default_factory=_Window)
     began: Facts | None = None
+    began_at: float = -math.inf
     edge: int = 0  # requests under way when it began
     caches: int = 1  # engines behind the URL: until shown otherwise, a match is on one of them by chance
     matched: float = 0.0
     delivered: float = 0.0
     doubt: _Window = field(default_factory=_Window)  # windows in a row that delivered next to nothing
     blamed: bool = False  # such a row was taken for a lost cache, and nothing has been delivered since
+
+    def begin(self, facts: Facts, edge: int, now: float) -> None:
+        self.window, self.began, self.edge, self.began_at = _Window(), facts, edge, now
 
 
 @dataclass(slots=True)
@@ -73,9 +79,12 @@ class Learned:
         self._ratios: dict[str, _Ratio] = {}  # by the model's first served name
         self.bytes_per_token: dict[str, float] = {}
 
-    def note(self, worker: str, text_bytes: int, matched_tokens: int) -> None:
-        """An answer has begun: so long was its prompt (0 bytes: media are in it), so much was found in the index."""
-        window = self._ledger(worker).window
+    def note(self, worker: str, text_bytes: int, matched_tokens: int, at: float) -> None:
+        """An answer began at `at`: so long was its prompt (0 bytes: media are in it), so much was found in the index."""
+        ledger = self._ledger(worker)
+        if at < ledger.began_at:  # heard late: its hits were counted before the window
+            return
+        window = ledger.window
         window.requests += 1
         window.text_bytes += text_bytes
         window.media |= not text_bytes
@@ -91,24 +100,26 @@ class Learned:
         ledger = self._ledger(worker)
         ledger.window, ledger.began, ledger.doubt = _Window(), None, _Window()
 
-    def observe(self, worker: str, facts: Facts, under_way: int) -> bool:
+    def observe(self, worker: str, facts: Facts, under_way: int, now: float) -> bool:
         """Compare with what the worker says now; return whether it has lost its cache. `under_way`: requests of ours."""
         ledger = self._ledger(worker)
         ledger.caches = len(facts.engines) or 1
         edge = max(under_way, facts.busy)
         began = ledger.began
         if began is None or began.model != facts.model:
-            ledger.window, ledger.began, ledger.edge = _Window(), facts, edge
+            ledger.begin(facts, edge, now)
             return False
         window, requests = ledger.window, grown(began, facts, "requests")
         if not window.requests or ledger.edge + edge > _EDGE_SHARE * window.requests:
             if not window.requests and not facts.busy:  # others' traffic, or none
-                ledger.began, ledger.edge = facts, edge
+                ledger.begin(facts, edge, now)
             return False
         tolerated = ledger.edge + edge + _FOREIGN_SHARE * window.requests
         explained = requests is not None and abs(requests - window.requests) <= tolerated
         tokens, hits = grown(began, facts, "prompt_tokens"), grown(began, facts, "hit_tokens")
-        ledger.window, ledger.began, ledger.edge = _Window(), facts, edge
+        ledger.begin(facts, edge, now)
+        if requests is not None and requests < window.requests - tolerated:
+            return False
         if explained and tokens and not window.media:
             self._weigh(facts.model, window.text_bytes, tokens)
         if hits is None or not window.matched_tokens:

@@ -120,7 +120,7 @@ class Router:
                 return  # the worker has restarted since
             reservation.stamp = self.knowledge.hold(state, reservation.blocks, now)
             self.fleet.give(state, reservation.prompt.tokens, now, now)
-            self.learned.note(state.id, reservation.prompt.text_bytes, reservation.matched_tokens)
+            self.learned.note(state.id, reservation.prompt.text_bytes, reservation.matched_tokens, now)
             self._publish(reservation.record(Confirmed, state.epoch))
 
     def finish(self, reservation: Reservation, generated_tokens: int = 0) -> None:

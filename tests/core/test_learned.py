@@ -21,12 +21,12 @@ class Talk:
 
     def request(self, tokens: int = 1000, hits: int = 0, matched: int = 0, text_bytes: int = BYTES) -> None:
         """Send one, which the worker answers."""
-        self.learned.note("w1", text_bytes, matched)
+        self.learned.note("w1", text_bytes, matched, 1.0)
         self.engine.answer(tokens, hits)
 
     def look(self, under_way: int = 0, **more: object) -> bool:
         """Compare with the counters."""
-        return self.learned.observe("w1", self.engine.facts(**more), under_way)
+        return self.learned.observe("w1", self.engine.facts(**more), under_way, 1.0)
 
     def rounds(self, count: int, hits: int, matched: int = MATCH) -> list[bool]:
         """Send and compare, one request at a time; return what each look called a loss."""
@@ -103,7 +103,7 @@ def test_requests_under_way_are_waited_for() -> None:
         talk.request()
         talk.look(under_way=1)
     early = talk.bytes_per_token
-    talk.learned.note("w1", 150_000, 0)
+    talk.learned.note("w1", 150_000, 0, 1.0)
     talk.look()
     assert [early, talk.bytes_per_token] == [4.0, pytest.approx(3.05, abs=0.05)]
 
@@ -130,7 +130,7 @@ def test_a_match_on_one_of_several_engines_is_a_guess() -> None:
     """Ranks behind one URL have a cache each, and nobody says which is asked; what they deliver is learned."""
     learned = Learned()
     engines = tuple(EngineFacts(engine=str(rank)) for rank in range(4))
-    learned.observe("w1", Facts(None, engines), 0)
+    learned.observe("w1", Facts(None, engines), 0, 1.0)
     assert learned.credit("w1") == 0.25
 
 
@@ -153,6 +153,27 @@ def test_a_sudden_collapse_is_a_lost_cache_once() -> None:
     talk.look()
     after = talk.rounds(20, hits=600)
     assert (any(before), collapse, any(after), credit) == (False, [False, False, False, True], False, 1.0)
+
+
+def test_what_is_heard_after_its_window_is_no_evidence() -> None:
+    """After an outage of the mirror the others' records come late: their hits were counted long before."""
+    talk = Talk()
+    for _ in range(20):
+        talk.engine.answer(1000, MATCH)
+    losses = [talk.look()]
+    for _ in range(20):
+        talk.learned.note("w1", BYTES, MATCH, 0.9)
+    talk.request(hits=MATCH, matched=MATCH)
+    assert (losses, talk.look(), talk.learned.credit("w1")) == ([False], False, 1.0)
+
+
+def test_requests_that_the_worker_has_not_finished_are_no_evidence() -> None:
+    """More noted than it has counted: records came twice or were made up, and say nothing of its cache."""
+    talk = Talk()
+    for _ in range(20):
+        talk.learned.note("w1", BYTES, MATCH, 1.0)
+    talk.engine.answer(1000)
+    assert (talk.look(), talk.learned.credit("w1")) == (False, 1.0)
 
 
 def test_a_cache_that_never_delivers_loses_its_credit_instead() -> None:
@@ -185,10 +206,10 @@ def test_empty_matches_between_good_ones_are_evidence() -> None:
 def test_missing_counters_teach_nothing() -> None:
     """--disable-log-stats: no series, no estimate, no loss."""
     learned = Learned()
-    looks = [learned.observe("w1", Facts(), 0)]
+    looks = [learned.observe("w1", Facts(), 0, 1.0)]
     for _ in range(50):
-        learned.note("w1", BYTES, MATCH)
-        looks.append(learned.observe("w1", Facts(), 0))
+        learned.note("w1", BYTES, MATCH, 1.0)
+        looks.append(learned.observe("w1", Facts(), 0, 1.0))
     assert (any(looks), learned.credit("w1"), learned.bytes_per_token) == (False, 1.0, {})
 
 

@@ -172,7 +172,7 @@ def test_where_the_longest_match_is_worth_nothing_the_next_longest_counts() -> N
     hold(router, "w2", hashed("x" * 1500))
     engine.tell(router)
     for _ in range(150):
-        router.learned.note("w1", 3000, 600)
+        router.learned.note("w1", 3000, 600, NOW)
         engine.answer(750, 0)
         engine.tell(router)
     hold(router, "w1", PROMPT)
