@@ -59,7 +59,7 @@ class FakeWorker:
         worker_id: str = "w1",
         *,
         models: Sequence[str] = ("fake-model",),
-        kv_blocks: int = 4096,
+        kv_blocks: int = 20_000,
         tokens_per_second: float = 4000.0,
         ms_per_token: float = 5.0,
         max_model_len: int = 32_768,

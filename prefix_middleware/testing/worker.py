@@ -22,7 +22,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--port", type=int, required=True)
     parser.add_argument("--id", default="w1")
     parser.add_argument("--model", action="append", help="may be given several times")
-    parser.add_argument("--kv-blocks", type=int, default=4096, help="blocks of 16 tokens")
+    parser.add_argument("--kv-blocks", type=int, default=20_000, help="blocks of 16 tokens")
     parser.add_argument("--tokens-per-second", type=float, default=4000.0, help="prefill")
     parser.add_argument("--ms-per-token", type=float, default=5.0, help="decode")
     parser.add_argument("--max-model-len", type=int, default=32_768, help="tokens")
