@@ -53,7 +53,7 @@ def test_the_files_go_to_a_folder(tmp_path: Path) -> None:
     ("arguments", "env", "line"),
     [
         ((), {}, "workers=(): accepted is one or more, as in PREFIX_WORKERS=w1=http://10.0.0.1:8000"),
-        ((), {"PREFIX_WORKERS": "w1"}, "workers='w1': accepted is id=url,id=url, as in"),
+        ((), {"PREFIX_WORKERS": "w1"}, "workers='w1': accepted is id=url,id=url#rank, as in"),
         (
             (),
             {**WORKERS, "PREFIX_HEADER": "Host"},
