@@ -11,6 +11,7 @@ turn: what pure affinity and pure spreading would do. Every run has texts of its
 
 import argparse
 import json
+import signal
 import tempfile
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -139,6 +140,7 @@ def main() -> None:
     parser.add_argument("--shape", choices=[shape.name for shape in SHAPES], action="append")
     parser.add_argument("--way", choices=WAYS, action="append")
     chosen = parser.parse_args()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that every process is ended
     for small_kv in (False, True):
         shapes = [s for s in SHAPES if s.small_kv is small_kv and s.name in (chosen.shape or s.name)]
         if shapes:
