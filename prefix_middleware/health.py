@@ -1,7 +1,8 @@
 """Asks each worker how it is, about once every `health_seconds`: /health, then /metrics, and now and then its models.
 
-Of several gateways one asks, and the others hear of it by the mirror (core/probing.py). A refused connection counts at once,
-a time-out when it comes twice: a busy server answers late. Loads are never touched.
+Of several gateways one asks, and the others hear of it by the mirror (core/probing.py); each asks at once when its connection
+to the worker ends (lifeline.py). A refused connection counts at once, a time-out when it comes twice: a busy server answers
+late. Loads are never touched.
 """
 
 import asyncio
@@ -18,6 +19,7 @@ from prefix_middleware.core.facts import Facts
 from prefix_middleware.core.router import Router
 from prefix_middleware.core.workers import Worker
 from prefix_middleware.facts import MAX_BYTES, read_facts
+from prefix_middleware.lifeline import Lifeline
 from prefix_middleware.telemetry import Telemetry
 
 TIMEOUT_SECONDS: Final = 2.0
@@ -47,7 +49,7 @@ class WorkerHealth:
         origin: str = "",
         quiet_seconds: float = 0.0,
     ) -> None:
-        self._worker = worker
+        self._worker, self.url = worker, worker.url
         self._origin = origin  # this gateway as the mirror names it
         self._quiet_seconds = quiet_seconds
         self._router = router
@@ -167,8 +169,13 @@ async def watch_workers(healths: list[WorkerHealth], seconds: float, random: Cal
 async def _watch(
     health: WorkerHealth, client: httpx.AsyncClient, seconds: float, random: Callable[[], float]
 ) -> None:
-    while True:
-        with health.telemetry.guarded():
-            if health.due():
-                await health.poll(client)
-        await anyio.sleep(seconds * (0.8 + 0.4 * random()))  # jitter: gateways must not poll in step
+    line, ended = Lifeline(health.url), False
+    try:
+        while True:
+            with health.telemetry.guarded():
+                if ended or health.due():
+                    await health.poll(client)
+            pause = seconds * (0.8 + 0.4 * random())  # jitter: gateways must not poll in step
+            ended = await line.ended(pause)
+    finally:
+        await line.close()

@@ -1,6 +1,7 @@
 """Two gateway processes, real Redis, real nginx, three workers: a conversation stays where it began."""
 
 import json
+import signal
 from collections import defaultdict
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -67,6 +68,19 @@ def test_a_restarted_worker_stops_matching_on_both_gateways(fleet: Stack) -> Non
     assert fleet.decisions(1)[-1]["m"] == "0"
     fleet.chat(0, messages)
     assert int(fleet.decisions(0)[-1]["m"]) == full_blocks(messages)
+
+
+def test_a_worker_killed_and_back_within_a_poll_gets_no_credit_from_either_gateway() -> None:
+    """No poll is due while it is away, nothing is asked of it, and the follow-ups come as soon as it listens again."""
+    with stack(env={"PREFIX_HEALTH_SECONDS": "60"}) as fleet:
+        messages = [conversation(("within", number), 12_000) for number in (0, 1)]
+        first = [fleet.chat(gateway, messages[gateway]) for gateway in (0, 1)]
+        for home in {answer.worker for answer in first}:
+            fleet.processes[home].signal(signal.SIGKILL)
+            fleet.start_worker(home)
+        for gateway in (0, 1):
+            fleet.chat(gateway, follow_up(messages[gateway], first[gateway], 2))
+        assert [fleet.decisions(gateway)[-1]["m"] for gateway in (0, 1)] == ["0", "0"]
 
 
 def test_a_forged_header_never_reaches_a_worker_or_nginx(fleet: Stack) -> None:
