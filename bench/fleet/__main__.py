@@ -31,12 +31,13 @@ from prefix_middleware.cli.output import console, table
 from prefix_middleware.demo.processes import Child
 
 BLOCK_TOKENS: Final = 128  # vLLM's KV block on a CPU
-SMALL_KV_BLOCKS: Final = 60
+SMALL_KV_BLOCKS: Final = (
+    33  # 16 for two starts, 4 for the rest of each of four conversations, and vLLM's empty one
+)
 GATEWAYS: Final = {"one gateway": 1, "two gateways": 2}
 HEADERS: Final[dict[str, Header]] = {
-    "match": lambda _: WORKERS[
-        0
-    ],  # all share the template's start, so the first worker has the longest match for ever
+    # All share the template's start, so the first worker has the longest match for ever.
+    "match": lambda _: WORKERS[0],
     "sticky": lambda opening: WORKERS[opening.number % len(WORKERS)],
 }
 WAYS: Final = ("nginx", *HEADERS, *GATEWAYS)
@@ -124,12 +125,14 @@ def show(shape: Shape, outcomes: Sequence[Outcome]) -> Table:
     return result
 
 
-def measure(shapes: Sequence[Shape], ways: Sequence[str], small_kv: bool) -> None:
-    """Start workers of one KV size and play what needs them."""
-    options = ["--num-gpu-blocks-override", str(SMALL_KV_BLOCKS)] if small_kv else []
+def measure(shapes: Sequence[Shape], ways: Sequence[str], repeat: int, *, small_kv: bool) -> None:
+    """Start workers of one KV size and play what needs them, each shape so often."""
+    options = (
+        ["--num-gpu-blocks-override", str(SMALL_KV_BLOCKS), "--max-model-len", "4096"] if small_kv else []
+    )
     with tempfile.TemporaryDirectory() as folder, ExitStack() as exits:
         servers = Servers(Path(folder), exits, *options)
-        for shape in shapes:
+        for shape in [shape for shape in shapes for _ in range(repeat)]:
             outcomes = [anyio.run(run, servers, shape, way, uuid4().hex) for way in ways]
             console().print(show(shape, outcomes))
 
@@ -139,12 +142,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.fleet", description=__doc__, formatter_class=RAW)
     parser.add_argument("--shape", choices=[shape.name for shape in SHAPES], action="append")
     parser.add_argument("--way", choices=WAYS, action="append")
+    parser.add_argument("--repeat", type=int, default=1, metavar="N", help="texts differ each time")
     chosen = parser.parse_args()
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that every process is ended
     for small_kv in (False, True):
         shapes = [s for s in SHAPES if s.small_kv is small_kv and s.name in (chosen.shape or s.name)]
         if shapes:
-            measure(shapes, chosen.way or WAYS, small_kv)
+            measure(shapes, chosen.way or WAYS, chosen.repeat, small_kv=small_kv)
 
 
 if __name__ == "__main__":
