@@ -14,6 +14,7 @@ from prefix_middleware.core.choose import (
     Situation,
     choose,
     decision,
+    fuller,
     load_tokens,
 )
 from prefix_middleware.core.rendezvous import Rendezvous
@@ -80,8 +81,9 @@ def _because(situation: Situation, choice: Choice, decided: Decision, figures: F
         sum_ = f"min {situation.min_in_flight} + slack {choice.slack}"
         return f"in-flight {slots} {sign} {sum_}: {verdict} {chosen}"
     if decided.policy == "cost":
-        return _cheaper(choice.chosen, choice.base if best.worker == chosen else best, figures)
-    return _followed(best, choice, figures)
+        other = choice.base if best.worker == chosen else best
+        return _cheaper(choice.chosen, other, situation.prompt_tokens, figures)
+    return _followed(best, choice, situation.prompt_tokens, figures)
 
 
 def _base(situation: Situation, choice: Choice) -> str:
@@ -91,26 +93,26 @@ def _base(situation: Situation, choice: Choice) -> str:
     return f"{choice.base.worker}, the lighter of {' and '.join(pair)}"
 
 
-def _followed(best: Candidate, choice: Choice, figures: Figures) -> str:
+def _followed(best: Candidate, choice: Choice, prompt: int, figures: Figures) -> str:
     """Return `load A - base B = C <= allowance D: follow W`, as the policy has compared."""
-    heavier, sum_ = _difference(best, choice.base, "base", figures)
+    heavier, sum_ = _difference(best, choice.base, "base", prompt, figures)
     allowance = choice.allowance
     sign, verdict = ("<=", "follow") if heavier <= allowance else (">", "take")
     return f"{sum_} {sign} allowance {allowance:.0f}: {verdict} {choice.chosen.worker}"
 
 
-def _cheaper(chosen: Candidate, other: Candidate, figures: Figures) -> str:
-    heavier, sum_ = _difference(chosen, other, f"{other.worker}'s", figures)
+def _cheaper(chosen: Candidate, other: Candidate, prompt: int, figures: Figures) -> str:
+    heavier, sum_ = _difference(chosen, other, f"{other.worker}'s", prompt, figures)
     saved = figures.follow_weight * (chosen.matched_tokens - other.matched_tokens)
     sign = "<=" if heavier <= saved else ">"
     return f"{sum_} {sign} {saved:.0f} for the tokens matched: take {chosen.worker}"
 
 
-def _difference(a: Candidate, b: Candidate, name: str, figures: Figures) -> tuple[float, str]:
+def _difference(a: Candidate, b: Candidate, name: str, prompt: int, figures: Figures) -> tuple[float, str]:
     """Return by how many tokens a is heavier, and the sum that says so; fill counts where the policy counts it."""
     left, right = load_tokens(a.load, figures), load_tokens(b.load, figures)
     heavier, text = left - right, f"load {left:.0f} - {name} {right:.0f}"
-    fill = figures.fill_tokens * (a.load.fill - b.load.fill)
+    fill = fuller(a.load, b.load, prompt, figures)
     if not (a.continues or b.continues) and abs(heavier) < figures.near_tokens and abs(fill) >= 1:
         heavier += fill
         text += f" {'+' if fill > 0 else '-'} fill {abs(fill):.0f}"

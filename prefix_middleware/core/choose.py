@@ -25,15 +25,10 @@ class Figures:
     in_flight_tokens: int = 1000
     over_full_tokens: int = 4000  # each in-flight request above max_in_flight, instead of the figure above
     decode_share: float = 0.03  # of the prompt tokens in flight
-    fill_tokens: int = 60_000  # weight of a full KV cache against an empty one
+    fill_weight: float = 5.0  # times the prompt: the most that it weighs that a worker was given more
     near_tokens: int = 8_000  # loads closer than this are compared with fill
     third_weight: float = 2.0  # times the prompt: how much lighter a random third must be
-    slack_steps: tuple[int, ...] = (
-        1_000,
-        4_000,
-        8_000,
-        32_000,
-    )  # `requests`: one more in-flight from each on
+    slack_steps: tuple[int, ...] = (1_000, 4_000, 8_000, 32_000)  # `requests`: one more in-flight from each
 
 
 class Candidate(Struct, frozen=True):
@@ -102,35 +97,50 @@ def load_tokens(load: Load, figures: Figures) -> float:
     return load.backlog_tokens + requests + figures.decode_share * load.prompt_tokens
 
 
-def _heavier(a: Candidate, b: Candidate, figures: Figures) -> float:
+def _heavier(a: Candidate, b: Candidate, prompt_tokens: int, figures: Figures) -> float:
     """Return by how many tokens a is heavier than b; fill counts only between loads that are near."""
     difference = load_tokens(a.load, figures) - load_tokens(b.load, figures)
     if abs(difference) < figures.near_tokens:
-        difference += figures.fill_tokens * (a.load.fill - b.load.fill)
+        difference += fuller(a.load, b.load, prompt_tokens, figures)
     return difference
 
 
-def _lightest(candidates: Sequence[Candidate], figures: Figures) -> Candidate:
+def fuller(a: Load, b: Load, prompt_tokens: int, figures: Figures) -> float:
+    """Return what it weighs, in tokens, that a was given more than b lately.
+
+    Each such token weighs one, but together no more than a multiple of the prompt, times their share of what the fuller was
+    given: between workers that were given nearly the same, new conversations stay with their prefix.
+    """
+    more = a.fill - b.fill
+    if not more:
+        return 0.0
+    tokens = min(a.kv_tokens, b.kv_tokens) * more
+    most = figures.fill_weight * prompt_tokens * more / max(a.fill, b.fill)
+    return min(tokens, most) if more > 0 else max(tokens, most)
+
+
+def _lightest(candidates: Sequence[Candidate], prompt_tokens: int, figures: Figures) -> Candidate:
     """Return the lightest; of equals the first."""
-    return reduce(lambda a, b: b if _heavier(a, b, figures) > 0 else a, candidates)
+    return reduce(lambda a, b: b if _heavier(a, b, prompt_tokens, figures) > 0 else a, candidates)
 
 
 def tokens(situation: Situation, figures: Figures) -> Choice:
     """Follow the longest match unless it is heavier than the base by more than a multiple of the tokens it saves."""
-    base = _lightest(situation.pair, figures)
-    if _heavier(base, situation.third, figures) > figures.third_weight * situation.prompt_tokens:
+    prompt = situation.prompt_tokens
+    base = _lightest(situation.pair, prompt, figures)
+    if _heavier(base, situation.third, prompt, figures) > figures.third_weight * prompt:
         base = situation.third
     if not situation.best:
         return Choice(base, base, None, 0.0, 0)
     continuing = [candidate for candidate in situation.best if candidate.continues]
-    best = _lightest(continuing or situation.best, figures)
+    best = _lightest(continuing or situation.best, prompt, figures)
     saved = best.matched_tokens - base.matched_tokens
     if best.continues:  # fill spreads new conversations; it must not pull a running one off its worker
         allowance = figures.continue_weight * saved
         heavier = load_tokens(best.load, figures) - load_tokens(base.load, figures)
     else:
         allowance = figures.follow_weight * saved
-        heavier = _heavier(best, base, figures)
+        heavier = _heavier(best, base, prompt, figures)
     chosen = best if heavier <= allowance else base
     return Choice(chosen, base, best, allowance, int(allowance / figures.in_flight_tokens))
 
@@ -148,6 +158,7 @@ def requests(situation: Situation, figures: Figures) -> Choice:
 
 def cost(situation: Situation, figures: Figures) -> Choice:
     """Take the least of load plus a multiple of the prefill still to do, over all that are looked at."""
+    prompt = situation.prompt_tokens
     looked_at = {
         candidate.worker: candidate for candidate in (situation.third, *situation.pair, *situation.best)
     }
@@ -156,11 +167,11 @@ def cost(situation: Situation, figures: Figures) -> Choice:
         if a.continues or b.continues:
             heavier = load_tokens(a.load, figures) - load_tokens(b.load, figures)
         else:
-            heavier = _heavier(a, b, figures)
+            heavier = _heavier(a, b, prompt, figures)
         return b if heavier > figures.follow_weight * (a.matched_tokens - b.matched_tokens) else a
 
-    base = _lightest(situation.pair, figures)
-    best = _lightest(situation.best, figures) if situation.best else None
+    base = _lightest(situation.pair, prompt, figures)
+    best = _lightest(situation.best, prompt, figures) if situation.best else None
     chosen = reduce(cheaper, looked_at.values())
     saved = best.matched_tokens - base.matched_tokens if best else 0
     allowance = figures.follow_weight * saved
@@ -175,7 +186,7 @@ def choose(situation: Situation, policy: str, figures: Figures) -> Choice:
     choice = POLICIES[policy](situation, figures)
     if not situation.all_full:
         return choice
-    lightest = _lightest(situation.everyone(), figures)
+    lightest = _lightest(situation.everyone(), situation.prompt_tokens, figures)
     return Choice(lightest, choice.base, choice.best or choice.chosen, choice.allowance, choice.slack)
 
 

@@ -31,6 +31,7 @@ class Load(Struct, frozen=True):
     prompt_tokens: int
     fill: float  # 0 to 1: tokens given lately over KV capacity
     over_full: int = 0  # requests in flight above max_in_flight
+    kv_tokens: float = CAPACITY_TOKENS
 
 
 @dataclass(slots=True)
@@ -72,7 +73,8 @@ class Loads(Generic[S]):
 
     def load(self, state: S, now: float) -> Load:
         """Sum own requests and the others' gauges."""
-        fill = self._given(state, now) / (state.kv_tokens or self.capacity)
+        kv_tokens = state.kv_tokens or self.capacity
+        fill = self._given(state, now) / kv_tokens
         in_flight = state.in_flight + state.others_in_flight
         return Load(
             in_flight,
@@ -80,6 +82,7 @@ class Loads(Generic[S]):
             state.prompt_tokens + state.others_prompt_tokens,
             min(1.0, fill),
             max(0, in_flight - self.max_in_flight),
+            kv_tokens,
         )
 
     def min_in_flight(self, among: Collection[S]) -> int:

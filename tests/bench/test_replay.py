@@ -143,7 +143,7 @@ def test_a_replay_that_preempts_loses_nothing(path: Path) -> None:
 def test_figures_are_read_over_the_defaults() -> None:
     """Numbers keep their type."""
     assert figures_of("") == Figures()
-    assert figures_of("follow_weight=3,fill_tokens=0") == Figures(follow_weight=3.0, fill_tokens=0)
+    assert figures_of("follow_weight=3,fill_weight=0") == Figures(follow_weight=3.0, fill_weight=0)
 
 
 def test_each_change_is_a_variant_of_every_policy_but_the_base() -> None:
@@ -222,7 +222,7 @@ def test_the_table_and_json_say_the_same(path: Path) -> None:
         (["--policy", "fastest"], "fastest: accepted are tokens"),
         (["--figures", "weight=1"], "weight: accepted are follow_weight"),
         (["--figures", "slack_steps=1"], "slack_steps: accepted are follow_weight"),
-        (["--figures", "fill_tokens=many"], "fill_tokens=many: int is accepted"),
+        (["--figures", "fill_weight=many"], "fill_weight=many: float is accepted"),
         (["--format", "kvcache"], "little.jsonl: Object missing required field"),
         (["--format", "csv"], "csv: accepted are auto"),
         (["--speed", "1,fast"], "1,fast: comma-separated numbers are accepted"),

@@ -104,7 +104,7 @@ def test_fill_counts_where_the_policy_counts_it() -> None:
     fleet = view("w1", "w2", held_by="w1")
     blocks = b"".join(PROMPT.hashes)
     fleet.router.merge("b", [Confirmed(2, "w1", 1.0, blocks, b"e" * 8, 90_000, 0, 0)], 0.0, NOW)
-    assert said(fleet) == ("busy", "w2", "load 0 - base 0 + fill 18000 = 18000 > allowance 9984: take w2")
+    assert said(fleet) == ("busy", "w2", "load 0 - base 0 + fill 25005 = 25005 > allowance 9984: take w2")
 
 
 def test_the_comparison_always_agrees_with_the_choice() -> None:

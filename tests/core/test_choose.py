@@ -16,6 +16,7 @@ from prefix_middleware.core.choose import (
     Situation,
     choose,
     decision,
+    fuller,
     line,
     load_tokens,
 )
@@ -83,6 +84,8 @@ TOKENS: dict[str, tuple[Situation, tuple[str, str]]] = {
         situation(4000, [worker("w1", 0, fill=0.5), worker("w2", 7, fill=0.0)]), ("miss", "w2")),
     "fill is nothing between loads that are not": (
         situation(4000, [worker("w1", 0, fill=1.0), worker("w2", 8, fill=0.0)]), ("miss", "w1")),
+    "fill is little between workers that are nearly as full": (
+        situation(1700, [worker("w2", fill=0.85), worker("w3", 1, fill=0.85)], worker("w1", 0, 12, fill=0.9)), ("hit", "w1")),
     "fill pulls a new conversation off the common worker": (
         situation(1700, [worker("w2", fill=0.1), worker("w3", 1, fill=0.1)], worker("w1", 0, 12, fill=0.9)), ("busy", "w2")),
     "fill does not pull a running one": (
@@ -259,12 +262,33 @@ def test_any_numbers_give_a_decision_among_the_candidates(
     assert line(found).startswith(f"[PREFIX] {found.reason}: {found.worker} ")
 
 
-def weight(choice: Choice) -> float:
+@pytest.mark.parametrize(
+    ("fills", "kv_tokens", "expected"),
+    [
+        ((0.0, 0.0), (300_000, 300_000), 0.0),
+        ((0.01, 0.0), (300_000, 300_000), 3_000.0),  # each token
+        ((0.5, 0.0), (300_000, 300_000), 25_000.0),  # no more than five prompts
+        ((0.5, 0.4), (300_000, 300_000), 5_000.0),  # a fifth of what the fuller was given
+        ((1.0, 1.0), (300_000, 300_000), 0.0),
+        ((0.5, 0.25), (4_000, 4_000), 1_000.0),
+        ((0.5, 0.25), (4_000, 300_000), 1_000.0),  # the smaller cache says what a share is
+    ],
+)
+def test_fill_weighs_tokens_and_no_more_than_their_share(
+    fills: tuple[float, float], kv_tokens: tuple[int, int], expected: float
+) -> None:
+    """What one was given more, by its share of the larger where that is less; the same the other way round."""
+    a, b = (Load(0, 0, 0, fill, kv_tokens=size) for fill, size in zip(fills, kv_tokens, strict=True))
+    weights = fuller(a, b, 5_000, FIGURES), fuller(b, a, 5_000, FIGURES)
+    assert [round(weight, 6) for weight in weights] == [expected, -expected]
+
+
+def weight(choice: Choice, prompt: int) -> float:
     """Return by how many tokens the chosen is heavier than the base, as the policy says it compares them."""
     a, b = choice.chosen, choice.base
     difference = load_tokens(a.load, FIGURES) - load_tokens(b.load, FIGURES)
     near = abs(difference) < FIGURES.near_tokens and not a.continues
-    return difference + (FIGURES.fill_tokens * (a.load.fill - b.load.fill) if near else 0.0)
+    return difference + (fuller(a.load, b.load, prompt, FIGURES) if near else 0.0)
 
 
 @settings(max_examples=200, deadline=None)
@@ -276,7 +300,9 @@ def test_nobody_is_preferred_beyond_the_slack(fleet: list[Candidate], prompt: in
     by_tokens, by_requests = (choose(given_, policy, FIGURES) for policy in ("tokens", "requests"))
     chosen, base = by_tokens.chosen, by_tokens.base
     factor = FIGURES.continue_weight if chosen.continues else FIGURES.follow_weight
-    assert chosen == base or weight(by_tokens) <= factor * (chosen.matched_tokens - base.matched_tokens)
+    assert chosen == base or weight(by_tokens, prompt) <= factor * (
+        chosen.matched_tokens - base.matched_tokens
+    )
     chosen, base = by_requests.chosen, by_requests.base
     assert chosen == base or chosen.load.in_flight <= given_.min_in_flight + by_requests.slack
 
