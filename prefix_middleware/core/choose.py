@@ -124,12 +124,19 @@ def _lightest(candidates: Sequence[Candidate], prompt_tokens: int, figures: Figu
     return reduce(lambda a, b: b if _heavier(a, b, prompt_tokens, figures) > 0 else a, candidates)
 
 
+def _base(situation: Situation, figures: Figures) -> Candidate:
+    """Return the lighter of the pair, or the random third where that is much lighter, also for what it does not hold."""
+    prompt, third = situation.prompt_tokens, situation.third
+    base = _lightest(situation.pair, prompt, figures)
+    weight = figures.continue_weight if base.continues else figures.follow_weight
+    least = figures.third_weight * prompt + weight * (base.matched_tokens - third.matched_tokens)
+    return third if load_tokens(base.load, figures) - load_tokens(third.load, figures) > least else base
+
+
 def tokens(situation: Situation, figures: Figures) -> Choice:
     """Follow the longest match unless it is heavier than the base by more than a multiple of the tokens it saves."""
     prompt = situation.prompt_tokens
-    base = _lightest(situation.pair, prompt, figures)
-    if _heavier(base, situation.third, prompt, figures) > figures.third_weight * prompt:
-        base = situation.third
+    base = _base(situation, figures)
     if not situation.best:
         return Choice(base, base, None, 0.0, 0)
     continuing = [candidate for candidate in situation.best if candidate.continues]

@@ -102,6 +102,10 @@ TOKENS: dict[str, tuple[Situation, tuple[str, str]]] = {
         situation(1000, [worker("w1", 3), worker("w2", 4)], third=worker("w3", 0)), ("miss", "w3")),
     "a random third that is not lighter by two prompts": (
         situation(1000, [worker("w1", 2), worker("w2", 4)], third=worker("w3", 0)), ("miss", "w1")),
+    "a random third that is not lighter by what it would have to compute as well": (
+        situation(1700, [worker("w1", 6, 12), worker("w2", 7)], worker("w1", 6, 12), third=worker("w3")), ("hit", "w1")),
+    "a random third that is": (
+        situation(1700, [worker("w1", 7, 12), worker("w2", 8)], worker("w1", 7, 12), third=worker("w3")), ("busy", "w3")),
     "one candidate": (situation(4000, [worker("w1", 99, 3)], worker("w1", 99, 3)), ("only", "w1")),
     "all full: the lightest takes over": (
         situation(8192, [worker("w1", FULL + 3), worker("w2", FULL + 2)], worker("w1", FULL + 3, 60),
