@@ -45,6 +45,7 @@ class HashedPrompt(Struct, frozen=True):
     output_tokens: int = 0
     previous_tokens: int = 0  # length of the prompt this one continues
     text_bytes: int = 0  # canonical bytes, 0 where they say nothing of the length: media are in it
+    pinned: bool = True  # False: it goes to any data-parallel rank
 
 
 def block_edges(window_bytes: int) -> tuple[int, ...]:
@@ -102,6 +103,7 @@ class Hasher:
             tokens=max(1, int(len(data) / bytes_per_token) + MEDIA_TOKENS * len(media)),
             model=prompt.model,
             reads_cache=prompt.reads_cache,
+            pinned=prompt.pinned,
             output_tokens=prompt.output_tokens,
             previous_tokens=0
             if reply is None

@@ -68,6 +68,7 @@ class CanonicalPrompt(Struct, frozen=True):
     reply_offset: int | None = None  # where the last reply starts: the previous prompt ended there
     reads_cache: bool = True  # False: the engine computes all of it, and stores it
     output_tokens: int = 0  # the most the client asks for, 0 when it does not say
+    pinned: bool = True  # False: vLLM takes any data-parallel rank, whatever nginx asks for
 
 
 class _Unroutable(Exception):
@@ -139,6 +140,7 @@ def _prompt(
         media_ends=tuple(ends[count] for count in writer.media),
         reply_offset=None if writer.reply is None else writer.offset(writer.reply),
         reads_cache=all(value is None or value is False for value in unread),
+        pinned=api != "responses",
         output_tokens=max(
             (v for name in _OUTPUT_LIMITS if isinstance(v := request.get(name), int)), default=0
         ),

@@ -41,12 +41,12 @@ def look_at(
         if worker not in plain:
             return noted(worker, *found_on(prompt, by_id[worker], index, now), worker in continuing)
         m = index.match(matchable, worker, now) if blocks else 0
-        return noted(worker, m, prompt.matched_tokens[m], False)
+        return noted(worker, m, _there(prompt, by_id[worker], m), False)
 
     if blocks:
         more = [w for w in continuing if w not in holders and w in plain]
         holders += [w for w in more if index.holds(matchable[-1], w, now)]
-    best = [noted(w, blocks, prompt.matched_tokens[blocks], w in continuing) for w in holders]
+    best = [noted(w, blocks, _there(prompt, by_id[w], blocks), w in continuing) for w in holders]
     if candidates.ends and prompt.reads_cache:
         siblings = index.best(prompt.hashes, candidates.ends, now, random)[1]
         best = _longest([*best, *(look(w) for w in _both(continuing, siblings, candidates.ends))])
@@ -68,14 +68,21 @@ def found_on(prompt: HashedPrompt, state: WorkerState, index: PrefixIndex, now: 
         return 0, 0
     if not state.ends_only:
         blocks = index.match(prompt.hashes, state.id, now)
-        return blocks, prompt.matched_tokens[blocks]
+        return blocks, _there(prompt, state, blocks)
     tokens = 0
     if index.holds(prompt.end, state.id, now):
         tokens = prompt.tokens - 1  # the last token is always computed
     elif prompt.previous_end is not None and index.holds(prompt.previous_end, state.id, now):
         tokens = prompt.previous_tokens
     tokens = max(tokens - tokens % state.unit_tokens, _junction_tokens(prompt, state, index, now))
+    tokens = tokens if prompt.pinned else tokens // state.ranks
     return bisect_right(prompt.matched_tokens, tokens) - 1, tokens
+
+
+def _there(prompt: HashedPrompt, state: WorkerState, blocks: int) -> int:
+    """Return how many tokens so many blocks are; of a prompt that any rank may get, no more than chance finds."""
+    tokens = prompt.matched_tokens[blocks]
+    return tokens if prompt.pinned else tokens // state.ranks
 
 
 def junction_of(hashes: Sequence[bytes], state: WorkerState, index: PrefixIndex, now: float) -> list[bytes]:

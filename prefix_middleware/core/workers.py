@@ -5,6 +5,7 @@
 """
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
@@ -44,6 +45,7 @@ class WorkerState(LoadState):
     unit_tokens: int = 1  # by which hits grow
     block_tokens: int = 1  # of its KV cache
     credit: float = 1.0  # what a match here has been worth lately, times what it said
+    ranks: int = 1  # workers that are data-parallel ranks of the same server, this one included
 
     @property
     def plain(self) -> bool:
@@ -67,7 +69,9 @@ class Fleet(Loads[WorkerState]):
     """The workers that this process was told of; unknown names are ignored everywhere."""
 
     def __init__(self, workers: Iterable[Worker], max_in_flight: int) -> None:
-        states = {worker.id: WorkerState(worker.id, url=worker.url) for worker in workers}
+        workers = tuple(workers)
+        ranks = Counter(worker.url for worker in workers if worker.rank is not None)
+        states = {w.id: WorkerState(w.id, url=w.url, ranks=ranks[w.url] or 1) for w in workers}
         super().__init__(states, max_in_flight)
         self._candidates: dict[str, Candidates] = {}  # by model; "" for a name that no worker lists
         self._models: frozenset[str] | None = None  # that any worker lists; None: to be worked out
