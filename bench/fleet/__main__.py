@@ -4,13 +4,14 @@
     spread   tokens looked up by the busiest worker over the mean
     ttft     median seconds to the first token of later turns, relative to nginx alone in the same run
     credit   tokens that the gateways expected to be cached, over those that were
+    first    how many conversations began on each worker
+    moved    turns that another worker served than the turn before
 
 nginx alone takes turns. `match` asks nginx for the worker with the longest match, `sticky` for one worker per conversation, in
 turn: what pure affinity and pure spreading would do. Every run has texts of its own; gateways start without any knowledge.
 """
 
 import argparse
-import json
 import signal
 import tempfile
 from collections.abc import Sequence
@@ -24,11 +25,10 @@ from uuid import uuid4
 import anyio
 from rich.table import Table
 
-from bench.fleet.play import Header, Player
-from bench.fleet.servers import WORKERS, Servers
+from bench.fleet.play import Asked, Header, Player
+from bench.fleet.servers import WORKERS, Servers, decided, start_engines
 from bench.fleet.workload import SHAPES, Shape, Timed, reusable_tokens
 from prefix_middleware.cli.output import console, table
-from prefix_middleware.demo.processes import Child
 
 BLOCK_TOKENS: Final = 128  # vLLM's KV block on a CPU
 SMALL_KV_BLOCKS: Final = (
@@ -54,6 +54,8 @@ class Outcome:
     queried_tokens: list[float]  # by worker
     expected_tokens: int  # by the gateways
     seconds: float  # median to the first token of later turns
+    first: list[int]  # conversations that began there, by worker
+    moved: int  # turns served elsewhere than the one before
 
     @property
     def hits(self) -> float:
@@ -71,10 +73,9 @@ async def run(servers: Servers, shape: Shape, way: str, seed: str) -> Outcome:
     gateways = GATEWAYS.get(way, 0)
     before = servers.figures()
     with servers.gateways(gateways, f"{shape.name}-{seed}-{gateways}") as running:
-        await _ready(running)
         doors = [child.url for child in running] or [servers.nginx.url]
         asked = await Player(shape, doors, HEADERS.get(way, lambda _: None)).play(f"{seed} {way}")
-        expected = sum(_expected(child) for child in running)
+        expected = sum(line["matched_tokens"] for child in running for line in decided(child))
     after = servers.figures()
     prompts = [Timed(servers.token_ids(turn.messages), turn.sent, turn.started) for turn in asked]
     return Outcome(
@@ -84,24 +85,14 @@ async def run(servers: Servers, shape: Shape, way: str, seed: str) -> Outcome:
         queried_tokens=[after[w][0] - before[w][0] for w in after],
         expected_tokens=expected,
         seconds=median(turn.started - turn.sent for turn in asked if turn.turn),
+        first=[sum(not turn.turn and turn.worker == worker for turn in asked) for worker in WORKERS],
+        moved=_moved(asked),
     )
 
 
-async def _ready(gateways: Sequence[Child]) -> None:
-    """Return once every gateway knows every worker and the others."""
-    with anyio.fail_after(30):
-        while not all(_knows_all(child.text()) for child in gateways):  # noqa: ASYNC110 - it changes elsewhere
-            await anyio.sleep(0.05)
-
-
-def _knows_all(log: str) -> bool:
-    return log.count("is ready") >= len(WORKERS) and "mirror: connected" in log
-
-
-def _expected(gateway: Child) -> int:
-    """Return how many tokens a gateway's own lines expected to be cached on the workers that it chose."""
-    entries = (json.loads(line) for line in gateway.text().splitlines() if line.startswith("{"))
-    return sum(entry.get("matched_tokens", 0) for entry in entries)
+def _moved(asked: Sequence[Asked]) -> int:
+    served = {(turn.conversation, turn.turn): turn.worker for turn in asked}
+    return sum(served.get((number, turn - 1), worker) != worker for (number, turn), worker in served.items())
 
 
 def show(shape: Shape, outcomes: Sequence[Outcome]) -> Table:
@@ -115,12 +106,16 @@ def show(shape: Shape, outcomes: Sequence[Outcome]) -> Table:
             f"{it.spread:.2f}",
             f"{it.seconds / outcomes[0].seconds:.2f}",
             f"{it.expected_tokens / it.hit_tokens:.3f}" if it.way in GATEWAYS else "-",
+            "/".join(map(str, it.first)),
+            str(it.moved),
             f"{it.hit_tokens:,.0f}",
             f"{it.ideal_tokens:,}",
         )
         for it in outcomes
     ]
-    result = table(("who decides", "hits", "spread", "ttft", "credit", "hit tokens", "ideal"), rows)
+    result = table(
+        ("who decides", "hits", "spread", "ttft", "credit", "first", "moved", "hit tokens", "ideal"), rows
+    )
     result.title, result.title_justify = title, "left"
     return result
 
@@ -131,7 +126,7 @@ def measure(shapes: Sequence[Shape], ways: Sequence[str], repeat: int, *, small_
         ["--num-gpu-blocks-override", str(SMALL_KV_BLOCKS), "--max-model-len", "4096"] if small_kv else []
     )
     with tempfile.TemporaryDirectory() as folder, ExitStack() as exits:
-        servers = Servers(Path(folder), exits, *options)
+        servers = Servers(Path(folder), exits, start_engines(exits, *options))
         for shape in [shape for shape in shapes for _ in range(repeat)]:
             outcomes = [anyio.run(run, servers, shape, way, uuid4().hex) for way in ways]
             console().print(show(shape, outcomes))

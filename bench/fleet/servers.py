@@ -1,11 +1,12 @@
-"""The processes of the fleet benchmark: vLLM workers, Redis, nginx as we render it, and gateways with the line or without."""
+"""Real workers and what stands before them: Redis, nginx as we render it, and gateways with the line."""
 
+import json
 import shutil
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import httpx
 
@@ -13,22 +14,28 @@ from prefix_middleware import Settings, Worker
 from prefix_middleware.demo.fleet import API_KEY, nginx_version
 from prefix_middleware.demo.processes import Child, free_port, stop
 from prefix_middleware.nginx.render import MAIN_FILE, STICKY_SINCE, NginxOptions, render
+from tests.services import wait_until
 from tests.vllm.running import Engine
 
 WORKERS: Final = ("w1", "w2", "w3")
 
 
-class Servers:
-    """Three workers behind nginx, and a Redis; gateways come and go."""
+def start_engines(exits: ExitStack, *options: str) -> dict[str, Engine]:
+    """Run three dense workers until `exits` closes."""
+    engines = {worker: Engine("llama", *options) for worker in WORKERS}
+    for engine in engines.values():
+        exits.callback(engine.forget)
+        exits.callback(engine.stop)
+    for engine in engines.values():
+        engine.wait_ready()
+    return engines
 
-    def __init__(self, folder: Path, exits: ExitStack, *options: str) -> None:
-        self._folder = folder
-        self.engines = {worker: Engine("llama", *options) for worker in WORKERS}
-        for engine in self.engines.values():
-            exits.callback(engine.forget)
-            exits.callback(engine.stop)
-        for engine in self.engines.values():
-            engine.wait_ready()
+
+class Servers:
+    """Workers, by name, behind nginx, and a Redis, until `exits` closes; gateways come and go."""
+
+    def __init__(self, folder: Path, exits: ExitStack, engines: Mapping[str, Engine]) -> None:
+        self._folder, self.engines = folder, engines
         self.redis = self._child(exits, "redis", *_redis(folder))
         self.nginx = self._nginx(exits)
 
@@ -55,8 +62,11 @@ class Servers:
         return tuple(Worker(id=worker, url=engine.url) for worker, engine in self.engines.items())
 
     @contextmanager
-    def gateways(self, count: int, fleet: str) -> Iterator[list[Child]]:
-        """Run gateways of a fleet of their own for the length of the block; none of them knows anything at first."""
+    def gateways(self, count: int, fleet: str, **more: str) -> Iterator[list[Child]]:
+        """Run gateways of a fleet of their own, `more` in their environment, for the length of the block.
+
+        Each knows every worker and the mirror, and of no prompt.
+        """
         env = {
             "DEMO_API_KEYS": API_KEY,
             "DEMO_UPSTREAM_URL": self.nginx.url,
@@ -67,6 +77,7 @@ class Servers:
             "PREFIX_UPSTREAM_URL": self.nginx.url,
             "PREFIX_SECRET": "benchmark only",
             "PREFIX_LOG": "json",
+            **more,
         }
         running: list[Child] = []
         try:
@@ -77,9 +88,13 @@ class Servers:
                 running.append(Child(f"gateway-{fleet}-{number}", command, port, self._folder, env))
             for child in running:
                 child.wait_ready()
+            wait_until(lambda: all(self._knows_all(child.text()) for child in running), 60, "gateways ready")
             yield running
         finally:
             stop(running)
+
+    def _knows_all(self, log: str) -> bool:
+        return "mirror: connected" in log and all(f"worker {it} is ready" in log for it in self.engines)
 
     def figures(self) -> dict[str, tuple[float, float]]:
         """Return what each worker has counted: tokens looked up in its cache, and tokens found."""
@@ -94,10 +109,18 @@ class Servers:
     def token_ids(self, messages: Sequence[dict[str, str]]) -> list[int]:
         """Return a chat prompt as the workers see it."""
         body = {"messages": list(messages), "add_generation_prompt": True}
-        answer = httpx.post(f"{self.engines['w1'].url}/tokenize", json=body, timeout=60, trust_env=False)
+        answer = httpx.post(
+            f"{next(iter(self.engines.values())).url}/tokenize", json=body, timeout=60, trust_env=False
+        )
         answer.raise_for_status()
         tokens: list[int] = answer.json()["tokens"]
         return tokens
+
+
+def decided(gateway: Child) -> list[dict[str, Any]]:
+    """Return a gateway's routed lines as their fields, oldest first."""
+    lines = (json.loads(line) for line in gateway.text().splitlines() if line.startswith("{"))
+    return [line for line in lines if "matched_tokens" in line]
 
 
 def _redis(folder: Path) -> tuple[list[str], int]:

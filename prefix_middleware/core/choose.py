@@ -22,6 +22,9 @@ class Figures:
 
     follow_weight: float = 2.0  # flat from 1.5 to 3; 1 copies hot prefixes everywhere
     continue_weight: float = 3.0  # for a prompt that continues an earlier one: its whole history would move
+    continue_tokens: int = (
+        2_000  # at least so much heavier may its worker be: about a request and what it computes
+    )
     in_flight_tokens: int = 1000
     over_full_tokens: int = 4000  # each in-flight request above max_in_flight, instead of the figure above
     decode_share: float = 0.03  # of the prompt tokens in flight
@@ -143,7 +146,7 @@ def tokens(situation: Situation, figures: Figures) -> Choice:
     best = _lightest(continuing or situation.best, prompt, figures)
     saved = best.matched_tokens - base.matched_tokens
     if best.continues:  # fill spreads new conversations; it must not pull a running one off its worker
-        allowance = figures.continue_weight * saved
+        allowance = max(figures.continue_weight * saved, figures.continue_tokens)
         heavier = load_tokens(best.load, figures) - load_tokens(base.load, figures)
     else:
         allowance = figures.follow_weight * saved

@@ -95,6 +95,12 @@ TOKENS: dict[str, tuple[Situation, tuple[str, str]]] = {
         situation(1700, [worker("w2"), worker("w3")], worker("w1", 4, 12, continues=True)), ("hit", "w1")),
     "a running one does not follow into a heap": (
         situation(1700, [worker("w2"), worker("w3")], worker("w1", 5, 12, continues=True)), ("busy", "w2")),
+    "a running one whose start is common stays for one request more": (
+        situation(1700, [worker("w2", 0, 11), worker("w3", 3)], worker("w1", 1, 12, backlog=900, continues=True)),
+        ("hit", "w1")),
+    "and not for two": (
+        situation(1700, [worker("w2", 0, 11), worker("w3", 3)], worker("w1", 2, 12, backlog=1, continues=True)),
+        ("busy", "w2")),
     "of equal matches the one that it continues": (
         situation(4000, [worker("w3"), worker("w3")], worker("w1", 0, 20), worker("w2", 2, 20, continues=True)),
         ("hit", "w2")),
@@ -304,9 +310,9 @@ def test_nobody_is_preferred_beyond_the_slack(fleet: list[Candidate], prompt: in
     by_tokens, by_requests = (choose(given_, policy, FIGURES) for policy in ("tokens", "requests"))
     chosen, base = by_tokens.chosen, by_tokens.base
     factor = FIGURES.continue_weight if chosen.continues else FIGURES.follow_weight
-    assert chosen == base or weight(by_tokens, prompt) <= factor * (
-        chosen.matched_tokens - base.matched_tokens
-    )
+    saved = factor * (chosen.matched_tokens - base.matched_tokens)
+    allowance = max(saved, FIGURES.continue_tokens) if chosen.continues else saved
+    assert chosen == base or weight(by_tokens, prompt) <= allowance
     chosen, base = by_requests.chosen, by_requests.base
     assert chosen == base or chosen.load.in_flight <= given_.min_in_flight + by_requests.slack
 

@@ -20,6 +20,7 @@ ENGINES: dict[str, tuple[str, tuple[str, ...]]] = {
             *("--trust-request-chat-template", "--enable-auto-tool-choice", "--tool-call-parser", "hermes"),
         ),
     ),
+    "doomed": ("llama", ()),
     "hybrid": ("qwen3next", ("--block-size", "384")),
     "hybrid_unit": ("qwen3next", ("--block-size", "384", "--prefix-match-unit", "32")),
 }
@@ -56,6 +57,11 @@ def engines(request: pytest.FixtureRequest) -> Iterator[dict[str, Engine]]:
 @pytest.fixture(scope="session")
 def dense(engines: dict[str, Engine]) -> Engine:
     return engines["dense"]
+
+
+@pytest.fixture(scope="session")
+def doomed(engines: dict[str, Engine]) -> Engine:
+    return engines["doomed"]
 
 
 @pytest.fixture(scope="session")
