@@ -17,7 +17,7 @@ _CHANGED_SECONDS: Final = 0.1
 _SLICE_SECONDS: Final = 0.0005  # half of the 1 ms that applying may hold the event loop: a call may overshoot
 _MAX_SLICE: Final = 64
 _FIRST_BACKOFF_SECONDS: Final = 0.1
-_LAST_BACKOFF_SECONDS: Final = 10.0
+_LAST_BACKOFF_SECONDS: Final = 3.0
 
 
 class GaugePace:
@@ -85,7 +85,7 @@ class Slices:
 
 
 class Backoff:
-    """Pauses between attempts: full jitter under a ceiling that doubles from 0.1 to 10 s."""
+    """Pauses between attempts: full jitter under a ceiling that doubles from 0.1 to 3 s."""
 
     def __init__(self, draw: Callable[[], float] = random.random) -> None:
         self._draw = draw
