@@ -23,7 +23,8 @@ _GUNICORN: Final = (
     "-m", "gunicorn", "drills.gateway:app", "--preload", "-w", str(PROCESSES),
     "-k", "uvicorn.workers.UvicornWorker", "--keep-alive", "600", "--graceful-timeout", "10",
 )  # fmt: skip
-_RECYCLES: Final = ("--max-requests", "60", "--max-requests-jitter", "120")  # not all at once
+_RECYCLES: Final = ("--max-requests", "150", "--max-requests-jitter", "150")
+"""Not all at once, and long after the questions that find out whether they agree."""
 
 
 def _pids(it: Rig) -> set[int]:
