@@ -22,8 +22,9 @@ WORKERS: Final = ("w1", "w2", "w3")
 
 def start_engines(exits: ExitStack, *options: str) -> dict[str, Engine]:
     """Run three dense workers until `exits` closes."""
-    engines = {worker: Engine("llama", *options) for worker in WORKERS}
-    for engine in engines.values():
+    engines: dict[str, Engine] = {}
+    for worker in WORKERS:
+        engines[worker] = engine = Engine("llama", *options)
         exits.callback(engine.forget)
         exits.callback(engine.stop)
     for engine in engines.values():

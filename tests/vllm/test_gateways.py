@@ -74,14 +74,18 @@ def gateways(folder: Path, count: int, seconds: float, **engines: Engine) -> Ite
 
 @pytest.mark.parametrize("name", ["hybrid", "hybrid_unit"])
 def test_a_hybrid_worker_finds_what_is_expected_of_it(
-    name: str, request: pytest.FixtureRequest, tmp_path: Path
+    name: str, hybrid: Engine, hybrid_unit: Engine, tmp_path: Path
 ) -> None:
-    """Resend, next turn and siblings of a system prompt: within 5 % of the prompt, and nothing where nothing is found."""
-    system = words(Random(name), 1700)
-    with gateways(tmp_path, 1, 0.2, w1=request.getfixturevalue(name)) as [gateway]:
+    """Resend, next turn and siblings of a system prompt: what is expected is found, and nothing where nothing is.
+
+    The length of a token is an estimate: compared by what the prompt is in tokens, within 8 %, less than a block. The lengths lie
+    in the middle between blocks.
+    """
+    system, engine = words(Random(name), 1570), hybrid if name == "hybrid" else hybrid_unit
+    with gateways(tmp_path, 1, 0.2, w1=engine) as [gateway]:
         for number in range(60):  # until the length of its tokens is learned
             turn = ask(gateway, opening("", f"{name} {number}", 300))
-            if abs(turn.estimated_tokens - turn.prompt_tokens) < 0.02 * turn.prompt_tokens:
+            if abs(turn.estimated_tokens - turn.prompt_tokens) < 0.05 * turn.prompt_tokens:
                 break
         first = opening(system, "first", 350)
         turns = [ask(gateway, first), ask(gateway, first)]
@@ -91,8 +95,9 @@ def test_a_hybrid_worker_finds_what_is_expected_of_it(
     found = [turn.cached_tokens for turn in turns]
     assert [bool(tokens) for tokens in found] == [False, True, True, False, True, True], turns
     for turn in turns:
-        tolerated = 0.05 * turn.prompt_tokens if turn.cached_tokens else 0
-        assert abs(turn.expected_tokens - turn.cached_tokens) <= tolerated, turns
+        tolerated = 0.08 * turn.prompt_tokens if turn.cached_tokens else 0
+        expected = turn.expected_tokens * turn.prompt_tokens / turn.estimated_tokens
+        assert abs(expected - turn.cached_tokens) <= tolerated, turns
 
 
 def test_a_worker_restarted_within_a_poll_is_credited_with_nothing_by_either_gateway(
