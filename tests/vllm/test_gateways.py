@@ -78,8 +78,8 @@ def test_a_hybrid_worker_finds_what_is_expected_of_it(
 ) -> None:
     """Resend, next turn and siblings of a system prompt: what is expected is found, and nothing where nothing is.
 
-    The length of a token is an estimate: compared by what the prompt is in tokens, within 8 %, less than a block. The lengths lie
-    in the middle between blocks.
+    The length of a token is an estimate: compared by what the prompt is in tokens, within 8 %, less than a block. The lengths
+    lie in the middle between blocks.
     """
     system, engine = words(Random(name), 1570), hybrid if name == "hybrid" else hybrid_unit
     with gateways(tmp_path, 1, 0.2, w1=engine) as [gateway]:
