@@ -206,7 +206,7 @@ def test_all_full_takes_the_lightest() -> None:
             router.start(route(router, PROMPTS[0] if worker == "w1" else PROMPTS[2]), NOW)
     router.set_ready("w1", True, NOW)
     assert line(route(router, PROMPTS[0]).decision) == (
-        "[PREFIX] busy: w2 takes over from w1, which keeps 5/5 blocks (slots=2 min=2 slack=1, ~751 tokens)"
+        "[PREFIX] busy: w2 takes over from w1, which keeps 5/5 blocks (slots=2 min=2 slack=2, ~751 tokens)"
     )
 
 

@@ -39,10 +39,10 @@ def kept(logger: logging.Logger) -> Keeper:
 
 async def decide(reason: str, port: int, **options: object) -> Decision:
     """Bring about one decision with this reason; return what the host's scope had for the last request."""
-    scope, called, hold = http_scope(), asyncio.Event(), asyncio.Event()
+    scope, called, hold = http_scope(), asyncio.Barrier(3), asyncio.Event()
 
     async def holding(scope: Scope, receive: Receive, send: Send) -> None:
-        called.set()
+        await called.wait()
         await hold.wait()
 
     ids = ["w1"] if reason == "only" else ["w1", "w2"]
@@ -57,7 +57,8 @@ async def decide(reason: str, port: int, **options: object) -> Decision:
             await ask(middleware, PROMPT)
         if reason == "busy":
             middleware.app = holding
-            group.create_task(ask(middleware, PROMPT))
+            for _ in range(2):
+                group.create_task(ask(middleware, PROMPT))
             await called.wait()
             middleware.app = answering
         await ask(middleware, PROMPT, scope)
