@@ -3,6 +3,8 @@
 Between two polls a worker can be killed and be back, well and without its cache.
 """
 
+from contextlib import suppress
+
 import anyio
 import httpx
 from anyio.abc import SocketStream
@@ -20,20 +22,19 @@ class Lifeline:
 
     async def ended(self, seconds: float) -> bool:
         """Wait for so long, or until the worker ends the connection; tell whether it did."""
+        ended = False
         with anyio.move_on_after(seconds):
             stream = None if self._rests else await self._opened()
-            self._rests = stream is not None
             if stream is None:
                 await anyio.sleep_forever()
-                return False
-            try:
-                await stream.receive(1)
-            except (anyio.EndOfStream, anyio.BrokenResourceError):
-                pass
+            else:
+                with suppress(anyio.EndOfStream, anyio.BrokenResourceError):
+                    await stream.receive(1)
+                ended = True
+        if ended:
             await self.close()
-            return True
-        self._rests = False
-        return False
+        self._rests = ended
+        return ended
 
     async def _opened(self) -> SocketStream | None:
         if self._stream is None and self._plain:
