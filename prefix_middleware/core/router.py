@@ -16,7 +16,7 @@ from prefix_middleware.core.knowledge import Knowledge, Observed
 from prefix_middleware.core.outbox import Outbox
 from prefix_middleware.core.rendezvous import Rendezvous
 from prefix_middleware.core.reservation import Reservation
-from prefix_middleware.core.situation import credited, found_on, look_at
+from prefix_middleware.core.situation import credited, findable, held_on, look_at
 from prefix_middleware.core.snapshot import Snapshot
 from prefix_middleware.core.updates import (
     Confirmed,
@@ -164,7 +164,8 @@ class Router:
             prompt = reservation.prompt
             reservation.number, reservation.worker, reservation.published = self._numbers, served, False
             reservation.epoch, reservation.generation = state.epoch, state.generation
-            _, reservation.matched_tokens = found_on(prompt, state, self.index, now)
+            _, held = held_on(prompt, state, self.index, now)
+            reservation.matched_tokens = findable(prompt, state, held)
             reservation.uncached_tokens = prompt.tokens - credited(prompt, state, reservation.matched_tokens)
             self.fleet.reserve(state, reservation.uncached_tokens, prompt.tokens)
             name = (_OWN, reservation.number)

@@ -28,8 +28,9 @@ def look_at(
     mixed = len(plain) < len(by_id)
     continuing = [w for w in _continuing(prompt, index, now) if w in by_id] if blocks or mixed else []
 
-    def noted(worker: str, m: int, found: int, continues: bool) -> Candidate:
+    def noted(worker: str, m: int, held: int, continues: bool) -> Candidate:
         state = by_id[worker]
+        found = findable(prompt, state, held)
         tokens = found if state.credit == 1.0 else credited(prompt, state, found)
         m, continues = m if tokens else 0, continues and tokens > 0
         seen[worker] = candidate = Candidate(worker, fleet.load(state, now), m, tokens, continues, found)
@@ -39,14 +40,14 @@ def look_at(
         if worker in seen:
             return seen[worker]
         if worker not in plain:
-            return noted(worker, *found_on(prompt, by_id[worker], index, now), worker in continuing)
+            return noted(worker, *held_on(prompt, by_id[worker], index, now), worker in continuing)
         m = index.match(matchable, worker, now) if blocks else 0
-        return noted(worker, m, _there(prompt, by_id[worker], m), False)
+        return noted(worker, m, prompt.matched_tokens[m], False)
 
     if blocks:
         more = [w for w in continuing if w not in holders and w in plain]
         holders += [w for w in more if index.holds(matchable[-1], w, now)]
-    best = [noted(w, blocks, _there(prompt, by_id[w], blocks), w in continuing) for w in holders]
+    best = [noted(w, blocks, prompt.matched_tokens[blocks], w in continuing) for w in holders]
     if candidates.ends and prompt.reads_cache:
         siblings = index.best(prompt.hashes, candidates.ends, now, random)[1]
         best = _longest([*best, *(look(w) for w in _both(continuing, siblings, candidates.ends))])
@@ -62,27 +63,25 @@ def look_at(
     )
 
 
-def found_on(prompt: HashedPrompt, state: WorkerState, index: PrefixIndex, now: float) -> tuple[int, int]:
-    """Return what the index says that the worker will find of the prompt, in blocks and in tokens."""
+def held_on(prompt: HashedPrompt, state: WorkerState, index: PrefixIndex, now: float) -> tuple[int, int]:
+    """Return what the index says that a worker holds of the prompt and will match, in blocks and in tokens."""
     if not prompt.reads_cache or not state.caching:
         return 0, 0
     if not state.ends_only:
         blocks = index.match(prompt.hashes, state.id, now)
-        return blocks, _there(prompt, state, blocks)
+        return blocks, prompt.matched_tokens[blocks]
     tokens = 0
     if index.holds(prompt.end, state.id, now):
         tokens = prompt.tokens - 1  # the last token is always computed
     elif prompt.previous_end is not None and index.holds(prompt.previous_end, state.id, now):
         tokens = prompt.previous_tokens
     tokens = max(tokens - tokens % state.unit_tokens, _junction_tokens(prompt, state, index, now))
-    tokens = tokens if prompt.pinned else tokens // state.ranks
     return bisect_right(prompt.matched_tokens, tokens) - 1, tokens
 
 
-def _there(prompt: HashedPrompt, state: WorkerState, blocks: int) -> int:
-    """Return how many tokens so many blocks are; of a prompt that any rank may get, no more than chance finds."""
-    tokens = prompt.matched_tokens[blocks]
-    return tokens if prompt.pinned else tokens // state.ranks
+def findable(prompt: HashedPrompt, state: WorkerState, held: int) -> int:
+    """Return how many of the tokens that a worker holds are found: what chance finds, where any rank may get the prompt."""
+    return held if prompt.pinned else held // state.ranks
 
 
 def junction_of(hashes: Sequence[bytes], state: WorkerState, index: PrefixIndex, now: float) -> list[bytes]:

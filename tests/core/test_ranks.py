@@ -53,3 +53,12 @@ def test_workers_without_ranks_share_nothing_by_their_url() -> None:
     """Two names of one URL are two workers, as before."""
     found = [route(router_of(2, rank=None), of(api)).decision.best_tokens for api in ("chat", "responses")]
     assert found[0] == found[1] > 0
+
+
+def test_a_request_that_moves_there_is_no_exception() -> None:
+    """Served by the rank that holds the text after all, it still may have found it by chance only."""
+    router = router_of(2)
+    router.set_ready("w0", False, NOW)
+    reservation = route(router, of("responses"))
+    router.move(reservation, "w0", NOW)
+    assert (reservation.worker, reservation.matched_tokens) == ("w0", of("responses").matched_tokens[-1] // 2)
