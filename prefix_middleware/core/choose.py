@@ -22,9 +22,7 @@ class Figures:
 
     follow_weight: float = 2.0  # flat from 1.5 to 3; 1 copies hot prefixes everywhere
     continue_weight: float = 3.0  # for a prompt that continues an earlier one: its whole history would move
-    continue_tokens: int = (
-        2_000  # at least so much heavier may its worker be: about a request and what it computes
-    )
+    continue_tokens: int = 2_000  # its worker may be so much heavier at least: one more request, computing
     in_flight_tokens: int = 1000
     over_full_tokens: int = 4000  # each in-flight request above max_in_flight, instead of the figure above
     decode_share: float = 0.03  # of the prompt tokens in flight
